@@ -1,0 +1,263 @@
+"""Label-smoothed cross-entropy: of logits, and fused with the output matrix so that no [B, T, V] array exists."""
+
+import functools
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+
+def label_smoothed_cross_entropy(logits: jax.Array, targets: jax.Array, *, smoothing: float = 0.0,
+                                 weights: jax.Array | None = None) -> jax.Array:
+    """Cross-entropy against a one-hot target of which a part is spread over the whole vocabulary.
+
+        q(v) = (1 - smoothing) [v = target] + smoothing / V
+        loss = -sum_v q(v) log softmax(logits)(v) = logsumexp(z) - (1 - smoothing) z(target) - smoothing mean_v z(v)
+
+    Args:
+        logits: [..., V] float; the loss is computed in float32 whatever their dtype.
+        targets: [...] int ids.
+        smoothing: the part that is spread over all V classes, the target among them; in [0, 1).
+        weights: [...] float that multiply the losses, 0 for padding; ones where None.
+
+    Returns:
+        [...] float32 losses in nats, one a token, each multiplied by its weight.
+
+    Raises:
+        ValueError: shapes that do not fit, or smoothing outside [0, 1).
+
+    Example:
+        >>> loss = label_smoothed_cross_entropy(jnp.zeros((2, 8)), jnp.array([1, 2]), smoothing=0.1)
+        >>> [round(x, 4) for x in loss.tolist()]  # log(8)
+        [2.0794, 2.0794]
+
+    Reference: Szegedy et al., "Rethinking the Inception Architecture for Computer Vision", 2015, section 7; Vaswani
+    et al., "Attention Is All You Need", 2017, section 5.4.
+    """
+    _check(logits.shape[:-1], targets, weights, smoothing)
+    loss = _losses(logits.astype(jnp.float32), targets, smoothing)
+    return loss if weights is None else loss * weights.astype(jnp.float32)
+
+
+def fused_cross_entropy(hidden: jax.Array, embedding: jax.Array, targets: jax.Array, *, smoothing: float = 0.0,
+                        weights: jax.Array | None = None, bias: jax.Array | None = None,
+                        softcap: float | None = None, chunk_size: int = 1024) -> jax.Array:
+    """Cross-entropy of `hidden @ embedding.T + bias`, one loss a token, a chunk of tokens at a time.
+
+    Equal in value and gradient to `label_smoothed_cross_entropy` of those logits, but no more than one chunk of
+    them exists at any time: the backward pass makes them again. Where only the weighted sum of the losses is
+    wanted, as in training, `fused_cross_entropy_sum` saves that second product.
+
+    Args:
+        hidden: [..., M] float; products use its dtype for the operands and float32 for the sums.
+        embedding: [V, M] float.
+        targets: [...] int ids.
+        smoothing: see `label_smoothed_cross_entropy`.
+        weights: [...] float that multiply the losses; ones where None.
+        bias: [V] float, added to the logits.
+        softcap: logits become softcap * tanh(logits / softcap).
+        chunk_size: tokens a chunk, about, over the whole batch: a chunk holds chunk_size * V logits.
+
+    Returns:
+        [...] float32 losses in nats, each multiplied by its weight.
+
+    Raises:
+        ValueError: shapes that do not fit, smoothing outside [0, 1), a softcap or chunk size not above 0.
+
+    Example:
+        >>> hidden, embedding = jnp.ones((2, 5, 4)), jnp.ones((8, 4))
+        >>> loss = fused_cross_entropy(hidden, embedding, jnp.zeros((2, 5), jnp.int32))
+        >>> loss.shape, round(float(loss[0, 0]), 4)
+        ((2, 5), 2.0794)
+    """
+    _check_fused(hidden, embedding, targets, weights, bias, smoothing, softcap, chunk_size)
+    form = _Form(smoothing, softcap, chunk_size)
+    loss = _per_token(hidden, embedding, bias, targets, form)
+    return loss if weights is None else loss * weights.astype(jnp.float32)
+
+
+def fused_cross_entropy_sum(hidden: jax.Array, embedding: jax.Array, targets: jax.Array, *, smoothing: float = 0.0,
+                            weights: jax.Array | None = None, bias: jax.Array | None = None,
+                            softcap: float | None = None, chunk_size: int = 1024) -> jax.Array:
+    """Sum of the weighted losses of `fused_cross_entropy`, whose gradients are made in the forward pass.
+
+    The gradients of a sum need nothing from the backward pass but one number to multiply them by, so each chunk of
+    logits gives its losses and its gradients at once: three products with the embedding in place of four.
+
+    Args:
+        hidden, embedding, targets, smoothing, weights, bias, softcap, chunk_size: see `fused_cross_entropy`.
+
+    Returns:
+        scalar float32, in nats; divide it by the sum of the weights to get the mean.
+
+    Raises:
+        ValueError: as `fused_cross_entropy`.
+
+    Example:
+        >>> hidden, embedding = jnp.ones((2, 5, 4)), jnp.ones((8, 4))
+        >>> loss = fused_cross_entropy_sum(hidden, embedding, jnp.zeros((2, 5), jnp.int32))
+        >>> round(float(loss) / 10, 4)
+        2.0794
+    """
+    _check_fused(hidden, embedding, targets, weights, bias, smoothing, softcap, chunk_size)
+    form = _Form(smoothing, softcap, chunk_size)
+    weights = jnp.ones(targets.shape, jnp.float32) if weights is None else weights.astype(jnp.float32)
+    return _summed(hidden, embedding, bias, weights, targets, form)
+
+
+class _Form(NamedTuple):
+    """What is fixed when a loss is compiled."""
+
+    smoothing: float
+    softcap: float | None
+    chunk_size: int
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+def _per_token(hidden, embedding, bias, targets, form):
+    return _scan_losses(hidden, embedding, bias, targets, form)
+
+
+def _per_token_forward(hidden, embedding, bias, targets, form):
+    return _scan_losses(hidden, embedding, bias, targets, form), (hidden, embedding, bias, targets)
+
+
+def _per_token_backward(form, saved, cotangent):
+    hidden, embedding, bias, targets = saved
+    _, gradients = _scan_gradients(hidden, embedding, bias, cotangent, targets, form)
+    return *gradients, None
+
+
+_per_token.defvjp(_per_token_forward, _per_token_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
+def _summed(hidden, embedding, bias, weights, targets, form):
+    return jnp.sum(_scan_losses(hidden, embedding, bias, targets, form) * weights)
+
+
+def _summed_forward(hidden, embedding, bias, weights, targets, form):
+    losses, gradients = _scan_gradients(hidden, embedding, bias, weights, targets, form)
+    return jnp.sum(losses * weights), (*gradients, losses)
+
+
+def _summed_backward(form, gradients, cotangent):
+    scaled = jax.tree.map(lambda x: (x * cotangent).astype(x.dtype), gradients)
+    return *scaled, None
+
+
+_summed.defvjp(_summed_forward, _summed_backward)
+
+
+def _scan_losses(hidden, embedding, bias, targets, form):
+    """[...] losses, one chunk after the other."""
+    matrix = embedding.astype(hidden.dtype)
+
+    def one(_, chunk):
+        h, ids = chunk
+        return None, _losses(_logits(h, matrix, bias, form.softcap), ids, form.smoothing)
+
+    _, losses = jax.lax.scan(one, None, _split((hidden, targets), targets.shape, form.chunk_size))
+    return _join(losses, targets.shape)
+
+
+def _scan_gradients(hidden, embedding, bias, weights, targets, form):
+    """[...] losses, and the gradients of their weighted sum by hidden, embedding and bias."""
+    matrix = embedding.astype(hidden.dtype)
+    wide = jnp.promote_types(hidden.dtype, jnp.float32)
+
+    def one(carry, chunk):
+        d_matrix, d_bias = carry
+        h, w, ids = chunk
+        logits = _logits(h, matrix, bias, form.softcap)
+        g = _logit_gradient(logits, ids, w, form)
+        if bias is not None:
+            d_bias += jnp.sum(g, axis=(0, 1))
+        g = g.astype(hidden.dtype)
+        d_h = jnp.einsum("BTV,VM->BTM", g, matrix, preferred_element_type=wide)
+        d_matrix += jnp.einsum("BTV,BTM->VM", g, h, preferred_element_type=wide)
+        return (d_matrix, d_bias), (_losses(logits, ids, form.smoothing), d_h.astype(hidden.dtype))
+
+    start = (jnp.zeros(embedding.shape, wide), None if bias is None else jnp.zeros(bias.shape, wide))
+    chunks = _split((hidden, weights, targets), targets.shape, form.chunk_size)
+    (d_matrix, d_bias), (losses, d_hidden) = jax.lax.scan(one, start, chunks)
+    d_bias = None if bias is None else d_bias.astype(bias.dtype)
+    gradients = (_join(d_hidden, targets.shape), d_matrix.astype(embedding.dtype), d_bias)
+    return _join(losses, targets.shape), gradients
+
+
+def _logits(hidden, matrix, bias, softcap):
+    """[B, T, V] in float32."""
+    wide = jnp.promote_types(hidden.dtype, jnp.float32)
+    logits = jnp.einsum("BTM,VM->BTV", hidden, matrix, preferred_element_type=wide)
+    if bias is not None:
+        logits += bias.astype(wide)
+    return logits if softcap is None else softcap * jnp.tanh(logits / softcap)
+
+
+def _is_target(logits, targets):
+    columns = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
+    return columns == targets[..., None].astype(jnp.int32)
+
+
+def _losses(logits, targets, smoothing):
+    gold = jnp.sum(jnp.where(_is_target(logits, targets), logits, 0.0), axis=-1)
+    loss = jax.nn.logsumexp(logits, axis=-1) - (1.0 - smoothing) * gold
+    return loss - smoothing * jnp.mean(logits, axis=-1) if smoothing else loss
+
+
+def _logit_gradient(logits, targets, weights, form):
+    """Gradient of the weighted losses by the logits before the soft cap."""
+    low = form.smoothing / logits.shape[-1]
+    wanted = jnp.where(_is_target(logits, targets), 1.0 - form.smoothing + low, low)
+    gradient = (jax.nn.softmax(logits, axis=-1) - wanted) * weights[..., None]
+    return gradient if form.softcap is None else gradient * (1.0 - jnp.square(logits / form.softcap))
+
+
+def _split(arrays, shape, chunk_size):
+    """Cut [B, T, ...] arrays along T into [chunks, B, t, ...]; the batch axis stays whole, as its sharding does."""
+    batch, length = _batch_length(shape)
+    chunks = math.ceil(length / max(1, chunk_size // max(batch, 1)))
+    size = math.ceil(length / max(chunks, 1))
+
+    def one(x):
+        x = x.reshape(batch, length, *x.shape[len(shape):])
+        x = jnp.pad(x, [(0, 0), (0, chunks * size - length)] + [(0, 0)] * (x.ndim - 2))
+        return jnp.moveaxis(x.reshape(batch, chunks, size, *x.shape[2:]), 1, 0)
+
+    return jax.tree.map(one, arrays)
+
+
+def _join(chunks, shape):
+    """The inverse of _split."""
+    batch, length = _batch_length(shape)
+    whole = jnp.moveaxis(chunks, 0, 1)
+    whole = whole.reshape(batch, -1, *whole.shape[3:])[:, :length]
+    return whole.reshape(*shape, *whole.shape[2:])
+
+
+def _batch_length(shape):
+    """The [B, T] that leading axes are seen as."""
+    return (1, math.prod(shape)) if len(shape) < 2 else (shape[0], math.prod(shape[1:]))
+
+
+def _check(leading, targets, weights, smoothing):
+    if targets.shape != leading:
+        raise ValueError(f"targets must have the shape {leading} of the tokens, got {targets.shape}")
+    if weights is not None and weights.shape != leading:
+        raise ValueError(f"weights must have the shape {leading} of the tokens, got {weights.shape}")
+    if not 0.0 <= smoothing < 1.0:
+        raise ValueError(f"smoothing must be in [0, 1), got {smoothing}")
+
+
+def _check_fused(hidden, embedding, targets, weights, bias, smoothing, softcap, chunk_size):
+    _check(hidden.shape[:-1], targets, weights, smoothing)
+    if embedding.ndim != 2 or embedding.shape[1:] != hidden.shape[-1:]:
+        raise ValueError(f"embedding must be [V, {hidden.shape[-1]}] for this hidden, got {embedding.shape}")
+    if bias is not None and bias.shape != embedding.shape[:1]:
+        raise ValueError(f"bias must have the shape {embedding.shape[:1]}, got {bias.shape}")
+    if softcap is not None and softcap <= 0.0:
+        raise ValueError(f"softcap must be above 0, got {softcap}")
+    if chunk_size <= 0:
+        raise ValueError(f"chunk_size must be above 0, got {chunk_size}")
