@@ -1,5 +1,7 @@
 """Pure functions of arrays: the formulas of the papers, one short function each."""
 
+from tfm.ops.attention import attention as attention
+from tfm.ops.attention import attention_weights as attention_weights
 from tfm.ops.dropout import dropout as dropout
 from tfm.ops.dropout import hash_bits as hash_bits
 from tfm.ops.dropout import keep_mask as keep_mask

@@ -1,0 +1,106 @@
+"""Attention with its matrix of weights written out: the readable reference, and the fast path for short sequences."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from tfm.ops.dropout import keep_mask
+from tfm.ops.masks import Array, Rule, Tokens, register_rule
+from tfm.ops.positions import Bias, Shaw
+
+NEGATIVE = -1e30  # stands for minus infinity, and makes no NaN where it meets itself
+
+
+@register_rule
+@dataclasses.dataclass(frozen=True)
+class Scoring:
+    """How scores come from products: score = softcap(scale * q . (k + a)) + bias, where the rule allows it."""
+
+    rule: Rule | None
+    bias: Bias | None
+    relative: Shaw | None
+    scale: float = dataclasses.field(metadata={"static": True})
+    soft_cap: float | None = dataclasses.field(metadata={"static": True})
+    dropout_rate: float = dataclasses.field(metadata={"static": True})
+
+
+def accumulator(*arrays: Array) -> jnp.dtype:
+    """The dtype of scores and sums: float32, or float64 where an input has it."""
+    return jnp.promote_types(jnp.float32, jnp.result_type(*arrays))
+
+
+def dense_attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    scoring: Scoring,
+    query_tokens: Tokens,
+    key_tokens: Tokens,
+    dropout_key: jax.Array | None,
+) -> tuple[jax.Array, jax.Array]:
+    """softmax(scores) V; returns the output [B, T, H, Dv] and the log-sum-exp of the scores [B, H, T]."""
+    scores = dense_scores(query, key, scoring, query_tokens, key_tokens)
+    weights = softmax(scores)
+    lse = log_sum_exp(scores)
+    if scoring.dropout_rate:
+        keep = keep_mask(dropout_key, scoring.dropout_rate, *weight_coordinates(weights.shape))
+        weights = jnp.where(keep, weights * (1 / (1 - scoring.dropout_rate)), 0)
+    B, H, T, S = weights.shape
+    K = value.shape[2]
+    grouped = weights.astype(value.dtype).reshape(B, K, H // K, T, S)
+    output = jnp.einsum("BKGTS,BSKD->BTKGD", grouped, value, preferred_element_type=scores.dtype)
+    output = output.reshape(B, T, H, -1)
+    if scoring.relative is not None and scoring.relative.value_table is not None:
+        rows = jax.nn.one_hot(scoring.relative.buckets(query_tokens, key_tokens), len(scoring.relative.value_table))
+        output += jnp.einsum("BHTS,BTSR,RD->BTHD", weights, rows, scoring.relative.value_table)
+    return output.astype(query.dtype), lse
+
+
+def weight_coordinates(shape: tuple[int, ...], start: tuple[Array, Array] = (0, 0)) -> list[jax.Array]:
+    """Batch, head, query and key index of a block of weights: dropout's bits are a function of these."""
+    B, H, T, S = (jnp.arange(n, dtype=jnp.uint32) for n in shape)
+    return [B[:, None, None, None], H[:, None, None], (start[0] + T)[:, None], start[1] + S]
+
+
+def dense_scores(
+    query: jax.Array, key: jax.Array, scoring: Scoring, query_tokens: Tokens, key_tokens: Tokens
+) -> jax.Array:
+    """The scores [B, H, T, S], `NEGATIVE` where the rule says no."""
+    (B, T, H, D), (S, K) = query.shape, key.shape[1:3]
+    dtype = accumulator(query, key)
+    grouped = (query * jnp.asarray(scoring.scale, query.dtype)).reshape(B, T, K, H // K, D)
+    scores = jnp.einsum("BTKGD,BSKD->BKGTS", grouped, key, preferred_element_type=dtype).reshape(B, H, T, S)
+    if scoring.relative is not None:
+        products = jnp.einsum("BTHD,RD->BHTR", query * scoring.scale, scoring.relative.key_table).astype(dtype)
+        rows = jnp.broadcast_to(scoring.relative.buckets(query_tokens, key_tokens)[:, None], scores.shape)
+        scores += jnp.take_along_axis(products, rows, -1)
+    if scoring.soft_cap is not None:
+        scores = scoring.soft_cap * jnp.tanh(scores / scoring.soft_cap)
+    if scoring.bias is not None:
+        scores += scoring.bias.values(query_tokens, key_tokens).astype(dtype)
+    if scoring.rule is not None:
+        scores = jnp.where(scoring.rule.visible(query_tokens, key_tokens), scores, NEGATIVE)
+    return scores
+
+
+@jax.custom_jvp
+def softmax(scores: jax.Array) -> jax.Array:
+    """Softmax over the last axis; zeros in a row that is `NEGATIVE` throughout."""
+    highest = jnp.maximum(scores.max(-1, keepdims=True), NEGATIVE)
+    weights = jnp.exp(scores - highest)
+    total = weights.sum(-1, keepdims=True)
+    return weights * jnp.where(highest > NEGATIVE, 1 / total, 0)
+
+
+@softmax.defjvp
+def _softmax_jvp(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
+    weights, change = softmax(*primals), tangents[0]
+    return weights, weights * (change - (weights * change).sum(-1, keepdims=True))
+
+
+def log_sum_exp(scores: jax.Array) -> jax.Array:
+    """log(sum(exp(scores))) over the last axis; -inf in a row that is `NEGATIVE` throughout."""
+    highest = jax.lax.stop_gradient(jnp.maximum(scores.max(-1), NEGATIVE))
+    total = jnp.exp(scores - highest[..., None]).sum(-1)
+    return jnp.where(highest > NEGATIVE, highest + jnp.log(total), -jnp.inf)

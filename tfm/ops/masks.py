@@ -1,0 +1,473 @@
+"""Masks as rules: who may attend to whom, composed with `&` and `|`.
+
+A rule is a small function of (query position, key position), or of the tokens' places in their arrays.  The same
+rule is drawn as a matrix (`dense`), evaluated for one block of it (`visible`), and asked which blocks are empty or
+full (`block_map`).  Rules are pytrees: their arrays pass through `jit`, `vmap` and `shard_map`, what is fixed (a
+window's width) stays static.  True means: may attend.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+Array = Any  # a NumPy or a JAX array
+
+EMPTY, PARTIAL, FULL = 0, 1, 2
+_FAR = 1 << 30
+
+
+@dataclasses.dataclass(frozen=True)
+class Tokens:
+    """One side of a block: the tokens' positions, and where they stand in the arrays of their side.
+
+    Args:
+      positions: [B|1, n] int32.
+      index: [n] int32, or None for all tokens of the side in their order.
+    """
+
+    positions: Array
+    index: Array | None = None
+
+    def take(self, x: Array, axis: int) -> Array:
+        """The entries of these tokens along an axis; an axis of length 1 serves all."""
+        if self.index is None or x.shape[axis] == 1:
+            return x
+        return jnp.take(x, self.index, axis=axis, mode="clip")
+
+
+@dataclasses.dataclass(frozen=True)
+class Spans:
+    """One side cut into blocks of consecutive places: positions [B|1, n, size], the last ones repeated to fill."""
+
+    positions: Array
+    length: int
+
+    @property
+    def size(self) -> int:
+        return self.positions.shape[-1]
+
+    @cached_property
+    def low(self) -> Array:
+        return self.positions.min(-1)
+
+    @cached_property
+    def high(self) -> Array:
+        return self.positions.max(-1)
+
+    def reduce(self, x: Array, axis: int, how: str) -> Array:
+        """Minimum or maximum of x over each block of an axis of the whole side."""
+        if x.shape[axis] == 1:
+            return x
+        blocked = _cut(x, axis % x.ndim, self.size)
+        return getattr(blocked, how)(axis % x.ndim + 1)
+
+
+def _cut(x: Array, axis: int, size: int) -> Array:
+    """Cuts an axis into (blocks, size), repeating the last entry to fill the last block."""
+    length = x.shape[axis]
+    short = -length % size
+    if short:
+        pad = [(0, short if i == axis else 0) for i in range(x.ndim)]
+        x = array_module(x).pad(x, pad, mode="edge")
+    return x.reshape(*x.shape[:axis], (length + short) // size, size, *x.shape[axis + 1 :])
+
+
+def array_module(*arrays: Array) -> Any:
+    """NumPy where all arrays are NumPy's, so that the result is known while tracing; else jax.numpy."""
+    return np if all(isinstance(x, (np.ndarray, np.generic, int, bool)) for x in arrays) else jnp
+
+
+def _known(x: Array) -> np.ndarray | None:
+    """The values of an array that is not traced, else None."""
+    return None if isinstance(x, jax.core.Tracer) else np.asarray(x)
+
+
+def _as_batch(positions: Array, name: str) -> Array:
+    positions = positions if hasattr(positions, "ndim") else np.asarray(positions)
+    if positions.ndim not in (1, 2):
+        raise ValueError(f"{name} has shape {positions.shape}; it must be [length] or [batch, length]")
+    return positions[None] if positions.ndim == 1 else positions
+
+
+def spans(positions: Array, size: int) -> Spans:
+    """Cuts positions [B|1, n] into blocks of `size`."""
+    return Spans(_cut(positions, 1, size), positions.shape[1])
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """Says which queries see which keys.  Combine with `&` and `|`; boolean arrays join in."""
+
+    __array_ufunc__ = None  # so that `array & rule` comes to __rand__
+
+    def visible(self, query: Tokens, key: Tokens) -> Array:
+        """Evaluates the rule for some queries and keys: bool, broadcastable to [B, H, n, m]."""
+        raise NotImplementedError
+
+    def bounds(self, query: Spans, key: Spans) -> tuple[Array, Array]:
+        """Per pair of blocks: may some pair see, do all surely see; bool, broadcastable to [B, H, n, m]."""
+        raise NotImplementedError
+
+    def dense(self, query_positions: Array, key_positions: Array) -> Array:
+        """Draws the rule as a matrix.
+
+        Args:
+          query_positions: [T] or [B, T] int.
+          key_positions: [S] or [B, S] int.
+
+        Returns:
+          [B|1, H|1, T, S] bool, True where the query may attend to the key.
+
+        Example:
+          >>> Causal().dense(np.arange(3), np.arange(3))[0, 0].astype(int).tolist()
+          [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
+        """
+        query = Tokens(_as_batch(query_positions, "query_positions"))
+        key = Tokens(_as_batch(key_positions, "key_positions"))
+        seen = self.visible(query, key)
+        seen = seen.reshape((1,) * (4 - seen.ndim) + seen.shape)
+        shape = np.broadcast_shapes(seen.shape, (1, 1, query.positions.shape[1], key.positions.shape[1]))
+        return jnp.broadcast_to(seen, shape)
+
+    def block_map(self, T: int, S: int, block_q: int, block_k: int) -> np.ndarray:
+        """Says of each pair of blocks whether it is empty (0), partial (1) or full (2), over all batches and heads.
+
+        What depends on traced values counts as partial.
+
+        Returns:
+          [ceil(T / block_q), ceil(S / block_k)] int8.
+
+        Example:
+          >>> Causal().block_map(4, 4, 2, 2).tolist()
+          [[1, 0], [2, 1]]
+        """
+        some, every = static_bounds(self, np.arange(T)[None], np.arange(S)[None], block_q, block_k)
+        return np.where(every, FULL, np.where(some, PARTIAL, EMPTY)).astype(np.int8)
+
+    def num_pairs(self, T: int, S: int) -> int:
+        """Counts the pairs (query, key) that see each other, over the heads of a per-head rule.
+
+        Example:
+          >>> Causal().num_pairs(512, 512), Window(511, 0).num_pairs(512, 512)
+          (131328, 131328)
+        """
+        size, total = 512, 0
+        for i, j in np.argwhere(self.block_map(T, S, size, size) != EMPTY):
+            rows, columns = (np.arange(n * size, min(n * size + size, length)) for n, length in ((i, T), (j, S)))
+            seen = np.asarray(self.visible(Tokens(rows[None], rows), Tokens(columns[None], columns)))
+            shape = np.broadcast_shapes(seen.shape, (1, 1, len(rows), len(columns)))
+            total += int(np.broadcast_to(seen, shape).sum())
+        return total
+
+    def __and__(self, other: "Rule | Array") -> "Rule":
+        return And(self, as_rule(other))
+
+    def __or__(self, other: "Rule | Array") -> "Rule":
+        return Or(self, as_rule(other))
+
+    def __rand__(self, other: Array) -> "Rule":
+        return And(as_rule(other), self)
+
+    def __ror__(self, other: Array) -> "Rule":
+        return Or(as_rule(other), self)
+
+
+def static_bounds(rule: Rule, query_positions: Array, key_positions: Array, block_q: int, block_k: int) -> tuple:
+    """`Rule.bounds` over all batches and heads as NumPy arrays [nq, nk]; what is traced is (True, False)."""
+    shape = -(-query_positions.shape[1] // block_q), -(-key_positions.shape[1] // block_k)
+    unknown = np.ones(shape, bool), np.zeros(shape, bool)
+    if isinstance(rule, (And, Or)):
+        (some, every), (other_some, other_every) = (
+            static_bounds(r, query_positions, key_positions, block_q, block_k) for r in (rule.first, rule.second)
+        )
+        if isinstance(rule, And):
+            return some & other_some, every & other_every
+        return some | other_some, every | other_every
+    query, key = _known(query_positions), _known(key_positions)
+    leaves, structure = jax.tree.flatten(rule)
+    known = [_known(x) for x in leaves]
+    if query is None or key is None or any(x is None for x in known):
+        return unknown
+    some, every = jax.tree.unflatten(structure, known).bounds(spans(query, block_q), spans(key, block_k))
+    full = (1, 1, *shape)
+    some = np.broadcast_to(some, np.broadcast_shapes(some.shape, full)).any((0, 1))
+    every = np.broadcast_to(every, np.broadcast_shapes(every.shape, full)).all((0, 1))
+    return some, every
+
+
+def as_rule(mask: "Rule | Array") -> Rule:
+    """A rule as it is; a boolean array, broadcastable to [B, H, T, S], as a `Matrix`."""
+    return mask if isinstance(mask, Rule) else Matrix(mask)
+
+
+def register_rule(cls: type) -> type:
+    """Makes a dataclass a pytree; fields with metadata {"static": True} are fixed under `jit`."""
+    fields = dataclasses.fields(cls)
+    static = [f.name for f in fields if f.metadata.get("static")]
+    jax.tree_util.register_dataclass(cls, [f.name for f in fields if f.name not in static], static)
+    return cls
+
+
+def pair_up(query: Array, key: Array) -> tuple[Array, Array]:
+    """[B, n] and [B, m] as [B, 1, n, 1] and [B, 1, 1, m]."""
+    return query[:, None, :, None], key[:, None, None, :]
+
+
+@register_rule
+@dataclasses.dataclass(frozen=True)
+class And(Rule):
+    """Both rules allow it."""
+
+    first: Rule
+    second: Rule
+
+    def visible(self, query: Tokens, key: Tokens) -> Array:
+        return self.first.visible(query, key) & self.second.visible(query, key)
+
+    def bounds(self, query: Spans, key: Spans) -> tuple[Array, Array]:
+        a, b = self.first.bounds(query, key), self.second.bounds(query, key)
+        return a[0] & b[0], a[1] & b[1]
+
+
+@register_rule
+@dataclasses.dataclass(frozen=True)
+class Or(Rule):
+    """At least one of the rules allows it."""
+
+    first: Rule
+    second: Rule
+
+    def visible(self, query: Tokens, key: Tokens) -> Array:
+        return self.first.visible(query, key) | self.second.visible(query, key)
+
+    def bounds(self, query: Spans, key: Spans) -> tuple[Array, Array]:
+        a, b = self.first.bounds(query, key), self.second.bounds(query, key)
+        return a[0] | b[0], a[1] | b[1]
+
+
+@register_rule
+@dataclasses.dataclass(frozen=True)
+class Causal(Rule):
+    """A query sees the keys at its own position and before: key <= query."""
+
+    def visible(self, query: Tokens, key: Tokens) -> Array:
+        q, k = pair_up(query.positions, key.positions)
+        return k <= q
+
+    def bounds(self, query: Spans, key: Spans) -> tuple[Array, Array]:
+        q_low, k_low = pair_up(query.low, key.low)
+        q_high, k_high = pair_up(query.high, key.high)
+        return k_low <= q_high, k_high <= q_low
+
+
+@register_rule
+@dataclasses.dataclass(frozen=True)
+class Window(Rule):
+    """A query sees itself, `left` keys before it and `right` keys after it, `dilation` positions apart.
+
+    Args:
+      left: number of keys before the query, or None for all.
+      right: number of keys after the query, or None for all.
+      dilation: distance between neighbouring keys; a tuple gives one per head.
+
+    Example:
+      >>> Window(1, 1).dense(np.arange(3), np.arange(3))[0, 0].astype(int).tolist()
+      [[1, 1, 0], [1, 1, 1], [0, 1, 1]]
+
+    Reference: Beltagy, Peters and Cohan (2020), Longformer, section 3.1.
+    """
+
+    left: int | None = dataclasses.field(metadata={"static": True})
+    right: int | None = dataclasses.field(metadata={"static": True})
+    dilation: int | tuple[int, ...] = dataclasses.field(default=1, metadata={"static": True})
+
+    def __post_init__(self) -> None:
+        for name in ("left", "right"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise ValueError(f"Window.{name} is {value}; it must be 0 or more, or None for no limit")
+        if min(self.dilations) < 1:
+            raise ValueError(f"Window.dilation is {self.dilation}; it must be 1 or more")
+
+    @property
+    def dilations(self) -> tuple[int, ...]:
+        return (self.dilation,) if isinstance(self.dilation, int) else tuple(self.dilation)
+
+    def _reach(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Dilation and reach to both sides in positions, each [H|1, 1, 1]."""
+        step = np.asarray(self.dilations, np.int32)[:, None, None]
+        left, right = (np.full_like(step, _FAR) if n is None else n * step for n in (self.left, self.right))
+        return step, left, right
+
+    def visible(self, query: Tokens, key: Tokens) -> Array:
+        q, k = pair_up(query.positions, key.positions)
+        step, left, right = self._reach()
+        offset = k - q
+        seen = (offset >= -left) & (offset <= right)
+        return seen if self.dilations == (1,) else seen & (offset % step == 0)
+
+    def bounds(self, query: Spans, key: Spans) -> tuple[Array, Array]:
+        q_low, k_low = pair_up(query.low, key.low)
+        q_high, k_high = pair_up(query.high, key.high)
+        step, left, right = self._reach()
+        some = (k_high >= q_low - left) & (k_low <= q_high + right)
+        every = (k_low >= q_high - left) & (k_high <= q_low + right)
+        if self.dilations == (1,):
+            return some, every
+        (q_first, q_last), (k_first, k_last) = (_residues(x.positions, step) for x in (query, key))
+        q_first, q_last = q_first[..., None], q_last[..., None]
+        k_first, k_last = k_first[:, :, None], k_last[:, :, None]
+        one = (q_first == q_last) & (k_first == k_last) & (q_first == k_first)
+        return some & (q_first <= k_last) & (k_first <= q_last), every & one
+
+
+def _residues(positions: Array, step: np.ndarray) -> tuple[Array, Array]:
+    """Least and greatest position modulo step in each block: [B, H, blocks]."""
+    rest = positions[:, None] % step
+    return rest.min(-1), rest.max(-1)
+
+
+@register_rule
+@dataclasses.dataclass(frozen=True)
+class Padding(Rule):
+    """A key is seen where it is a real token.
+
+    Args:
+      valid: [S] or [B, S] bool, True for a real token, in the order of the key array.
+    """
+
+    valid: Array
+
+    def visible(self, query: Tokens, key: Tokens) -> Array:
+        return key.take(jnp.atleast_2d(self.valid), 1)[:, None, None, :]
+
+    def bounds(self, query: Spans, key: Spans) -> tuple[Array, Array]:
+        valid = self.valid if self.valid.ndim == 2 else self.valid[None]
+        some, every = (key.reduce(valid, 1, how)[:, None, None, :] for how in ("max", "min"))
+        return some, every
+
+
+@register_rule
+@dataclasses.dataclass(frozen=True)
+class Segments(Rule):
+    """A query sees the keys of its own segment: packed sequences stay apart.
+
+    Args:
+      query_ids: [T] or [B, T] int, in the order of the query array.
+      key_ids: [S] or [B, S] int, in the order of the key array.
+    """
+
+    query_ids: Array
+    key_ids: Array
+
+    def visible(self, query: Tokens, key: Tokens) -> Array:
+        q = query.take(jnp.atleast_2d(self.query_ids), 1)
+        k = key.take(jnp.atleast_2d(self.key_ids), 1)
+        q, k = pair_up(q, k)
+        return q == k
+
+    def bounds(self, query: Spans, key: Spans) -> tuple[Array, Array]:
+        q, k = (x if x.ndim == 2 else x[None] for x in (self.query_ids, self.key_ids))
+        q_low, k_low = pair_up(query.reduce(q, 1, "min"), key.reduce(k, 1, "min"))
+        q_high, k_high = pair_up(query.reduce(q, 1, "max"), key.reduce(k, 1, "max"))
+        every = (q_low == q_high) & (k_low == k_high) & (q_low == k_low)
+        return (q_low <= k_high) & (k_low <= q_high), every
+
+
+@register_rule
+@dataclasses.dataclass(frozen=True)
+class Prefix(Rule):
+    """Every query sees the keys at positions below `length`; `Causal() | Prefix(n)` is a prefix language model.
+
+    Args:
+      length: int, or [B] int.
+    """
+
+    length: Array
+
+    def _length(self) -> Array:
+        length = np.asarray(self.length) if isinstance(self.length, int) else self.length
+        return length.reshape(-1, 1, 1, 1)
+
+    def visible(self, query: Tokens, key: Tokens) -> Array:
+        return key.positions[:, None, None, :] < self._length()
+
+    def bounds(self, query: Spans, key: Spans) -> tuple[Array, Array]:
+        length = self._length()
+        return key.low[:, None, None, :] < length, key.high[:, None, None, :] < length
+
+
+@register_rule
+@dataclasses.dataclass(frozen=True)
+class Global(Rule):
+    """Chosen tokens see all and are seen by all.
+
+    Args:
+      tokens: positions (a sequence of ints), or a boolean array [L] or [B, L] over positions 0..L-1.
+
+    Example:
+      >>> Global([0]).dense(np.arange(3), np.arange(3))[0, 0].astype(int).tolist()
+      [[1, 1, 1], [1, 0, 0], [1, 0, 0]]
+    """
+
+    tokens: Array
+
+    def __post_init__(self) -> None:
+        if isinstance(self.tokens, Sequence):
+            chosen = np.zeros(max(self.tokens, default=-1) + 1, bool)
+            chosen[list(self.tokens)] = True
+            object.__setattr__(self, "tokens", chosen)
+
+    def _chosen(self, positions: Array) -> Array:
+        """[B, ...] bool: which positions are global ones."""
+        tokens = self.tokens if self.tokens.ndim == 2 else self.tokens[None]
+        if not tokens.shape[1]:
+            return positions < -_FAR
+        xp = array_module(tokens, positions)
+        inside = (positions >= 0) & (positions < tokens.shape[1])
+        at = xp.clip(positions, 0, tokens.shape[1] - 1)
+        rows = max(tokens.shape[0], positions.shape[0])
+        at, tokens = xp.broadcast_to(at, (rows, *at.shape[1:])), xp.broadcast_to(tokens, (rows, tokens.shape[1]))
+        found = xp.take_along_axis(tokens, at.reshape(rows, -1), axis=1).reshape(at.shape)
+        return found & inside
+
+    def visible(self, query: Tokens, key: Tokens) -> Array:
+        q, k = pair_up(self._chosen(query.positions), self._chosen(key.positions))
+        return q | k
+
+    def bounds(self, query: Spans, key: Spans) -> tuple[Array, Array]:
+        q, k = self._chosen(query.positions), self._chosen(key.positions)
+        (some_q, some_k), (every_q, every_k) = pair_up(q.any(-1), k.any(-1)), pair_up(q.all(-1), k.all(-1))
+        return some_q | some_k, every_q | every_k
+
+
+@register_rule
+@dataclasses.dataclass(frozen=True)
+class Matrix(Rule):
+    """A mask written out.
+
+    Args:
+      mask: bool, broadcastable to [B, H, T, S], in the order of the query and key arrays.
+    """
+
+    mask: Array
+
+    def __post_init__(self) -> None:
+        if getattr(self.mask, "dtype", None) is not None and self.mask.dtype != bool:
+            raise ValueError(f"mask has dtype {self.mask.dtype}; it must be bool (True: may attend) or a rule")
+
+    def _four(self) -> Array:
+        mask = self.mask if hasattr(self.mask, "ndim") else np.asarray(self.mask)
+        return mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
+
+    def visible(self, query: Tokens, key: Tokens) -> Array:
+        return key.take(query.take(self._four(), 2), 3)
+
+    def bounds(self, query: Spans, key: Spans) -> tuple[Array, Array]:
+        mask = self._four()
+        return tuple(key.reduce(query.reduce(mask, 2, how), 3, how) for how in ("max", "min"))
