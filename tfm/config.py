@@ -15,7 +15,7 @@ Norm = Literal["layer", "rms"]
 NormPosition = Literal["post", "pre"]
 Position = Literal["sinusoidal", "learned", "shaw", "t5", "rotary", "alibi", "none"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
-Ties = Literal["all", "decoder", "none"]
+Ties = Literal["all", "inputs", "decoder", "none"]
 DType = Literal["float32", "bfloat16", "float16"]
 PatternKind = Literal["full", "window", "longformer", "bigbird", "linear"]
 ScalingKind = Literal["linear", "dynamic", "llama3", "yarn"]
@@ -183,7 +183,7 @@ class ModelConfig:
     """Dropout inside the feed-forward layer, after the activation."""
 
     tie_embeddings: Ties = "all"
-    """all: source, target and output share one table; decoder: target and output; none: nothing shared."""
+    """all: source, target and output share one table; inputs: source and target; decoder: target and output."""
     source_vocab_size: int | None = None
     """Rows of the source table where it is not shared. None: vocab_size."""
     scale_embeddings: bool = True
@@ -234,10 +234,11 @@ class ModelConfig:
                 "decoder_layers is 0 as well: one of the two must be above 0")
         require(len(self.attention_pattern) > 0, "model.attention_pattern", self.attention_pattern,
                 "it needs at least one pattern")
-        require(not (self.token_head or self.pooler) or self.is_encoder_only, "model.token_head / model.pooler", True,
-                "only an encoder (decoder_layers=0) has them")
-        require(self.source_vocab_size is None or self.tie_embeddings != "all", "model.source_vocab_size",
-                self.source_vocab_size, "with tie_embeddings='all' source and target share one table")
+        require(not (self.token_head or self.pooler) or self.is_encoder_only, "model.token_head or model.pooler", True,
+                "only an encoder (decoder_layers=0) has it")
+        shared = self.tie_embeddings in ("all", "inputs")
+        require(self.source_vocab_size is None or not shared, "model.source_vocab_size", self.source_vocab_size,
+                f"with tie_embeddings={self.tie_embeddings!r} source and target share one table")
         require(not (self.parallel_residual and self.norm_position == "post"), "model.parallel_residual", True,
                 "it needs norm_position='pre'")
 

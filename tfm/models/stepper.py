@@ -1,0 +1,65 @@
+"""From a model to what the decoding loops call: a filled cache and `step(tokens, cache) -> (logits, cache)`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from tfm.config import ModelConfig
+from tfm.models.build import build
+from tfm.nn.cache import Cache, init_cache
+
+Step = Callable[[jax.Array, Cache], tuple[jax.Array, Cache]]
+
+
+def make_step(config: ModelConfig, params: Any) -> Step:
+    """The step of a model with a decoder: tokens [N, T] int and a cache in, float32 logits [N, T, V] and the cache out.
+
+    The cache of an encoder-decoder comes from `start_translation`, that of a decoder from `start_generation`.
+    """
+    module = build(config)
+    variables = {"params": params}
+
+    def step(tokens: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
+        if config.is_encoder_decoder:
+            return module.apply(variables, tokens, None, cache=cache, method="decode")
+        return module.apply(variables, tokens, cache=cache)
+
+    return step
+
+
+def start_translation(config: ModelConfig, params: Any, source: jax.Array, source_mask: jax.Array, max_length: int, *,
+                      dtype: Any = None) -> Cache:
+    """Encode source [B, S] and make the cache for `max_length` target tokens, BOS included."""
+    module = build(config)
+    encoded = module.apply({"params": params}, source, source_mask=source_mask, method="encode")
+    return module.apply({"params": params}, encoded, max_length, source_mask=source_mask, dtype=dtype,
+                        method="init_cache")
+
+
+def start_generation(config: ModelConfig, params: Any, prompt: jax.Array, prompt_mask: jax.Array, max_length: int, *,
+                     dtype: Any = None) -> tuple[jax.Array, Cache]:
+    """Read all but the last real token of each prompt into a cache.
+
+    Args:
+        config: of a decoder-only model.
+        params: its parameters.
+        prompt: [B, P] int ids, padded on either side.
+        prompt_mask: [B, P] bool with at least one real token in each row.
+        max_length: most new tokens.
+        dtype: of the stored keys and values.
+
+    Returns:
+        [B, 1] last token of each prompt, which the first step takes, and the cache.
+    """
+    batch, length = prompt.shape
+    index = jnp.arange(length)
+    last = jnp.max(jnp.where(prompt_mask, index, -1), axis=1, keepdims=True)
+    cache = init_cache(config, batch, length + max_length, dtype=dtype)
+    module = build(config)
+    _, cache = module.apply({"params": params}, prompt, mask=prompt_mask & (index < last), cache=cache,
+                            method="advance")
+    return jnp.take_along_axis(prompt, last, axis=1), cache

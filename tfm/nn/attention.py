@@ -1,0 +1,148 @@
+"""Multi-head attention in its three uses: self, cross, and cached. Project, position, attend, project."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from tfm.config import AttentionPattern, ModelConfig
+from tfm.nn.cache import KeyValue, LinearState, Plan, store
+from tfm.nn.norms import Normalize
+from tfm.nn.positions import Rotary, rotary_from
+from tfm.nn.projection import Initializer, Projection, kernel_initializer
+from tfm.ops.attention import attention
+from tfm.ops.positions import Shaw
+
+
+class MultiHeadAttention(nn.Module):
+    """Concat(head_1, ..., head_H) W_O, where head_i = attention(x W_Q, y W_K, y W_V) and y is x or the encoder's output.
+
+    Submodules `query`, `key`, `value`, `output`, with `query_norm` and `key_norm` where heads are normalised, and the
+    parameters `relative_keys`, `relative_values` [2 * shaw_distance + 1, D] of Shaw et al. (2018).
+
+    Reference: Vaswani et al. (2017), section 3.2.2; grouped heads: Ainslie et al. (2023).
+    """
+
+    features: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    value_dim: int
+    use_bias: bool = False
+    output_bias: bool = False
+    scale: float | None = None
+    softcap: float | None = None
+    qk_norm_epsilon: float | None = None
+    rotary: Rotary | None = None
+    shaw_distance: int | None = None
+    linear: bool = False
+    causal: bool = False
+    dropout_rate: float = 0.0
+    kernel_init: Initializer = nn.initializers.xavier_uniform()
+    dtype: str = "float32"
+    param_dtype: str = "float32"
+    implementation: str = "auto"
+
+    def setup(self) -> None:
+        dense = partial(Projection, kernel_init=self.kernel_init, dtype=self.dtype, param_dtype=self.param_dtype)
+        self.query = dense(self.num_heads * self.head_dim, self.use_bias)
+        self.key = dense(self.num_kv_heads * self.head_dim, self.use_bias)
+        self.value = dense(self.num_kv_heads * self.value_dim, self.use_bias)
+        self.output = dense(self.features, self.output_bias)
+        if self.qk_norm_epsilon is not None:
+            self.query_norm = Normalize("rms", self.qk_norm_epsilon, param_dtype=self.param_dtype)
+            self.key_norm = Normalize("rms", self.qk_norm_epsilon, param_dtype=self.param_dtype)
+        if self.shaw_distance is not None:
+            rows, init = 2 * self.shaw_distance + 1, nn.initializers.xavier_uniform()
+            dtype = jnp.dtype(self.param_dtype)
+            self.relative_keys = self.param("relative_keys", init, (rows, self.head_dim), dtype)
+            self.relative_values = self.param("relative_values", init, (rows, self.value_dim), dtype)
+
+    def project_memory(self, memory: jax.Array, positions: jax.Array | None = None) -> KeyValue:
+        """Keys [B, S, K, D] and values [B, S, K, Dv] of memory [B, S, M], keys rotated to their positions."""
+        batch, length = memory.shape[:2]
+        key = self.key(memory).reshape(batch, length, self.num_kv_heads, self.head_dim)
+        value = self.value(memory).reshape(batch, length, self.num_kv_heads, self.value_dim)
+        if self.qk_norm_epsilon is not None:
+            key = self.key_norm(key)
+        return KeyValue(key if self.rotary is None else self.rotary(key, positions), value)
+
+    def __call__(self, x: jax.Array, memory: KeyValue | None = None, *, positions: Any = None,
+                 key_positions: Any = None, mask: Any = None, bias: Any = None, key_mask: jax.Array | None = None,
+                 stored: Any = None, plan: Plan | None = None, deterministic: bool = True) -> Any:
+        """Attend from x [B, T, M].
+
+        Args:
+            x: [B, T, M] float.
+            memory: projected keys and values of cross-attention; None: those of x itself.
+            positions: [T] or [B, T] int positions of x; None: 0, 1, 2, ...
+            key_positions: positions of the keys where they are not those of x.
+            mask: rule or bool [B, H, T, S].
+            bias: rule or float [B, H, T, S].
+            key_mask: [B, S] bool, what linear attention has of a mask.
+            stored: this layer's part of a cache; then the result is (output, new stored).
+            plan: where the cache puts new keys (not for linear attention).
+            deterministic: no dropout.
+
+        Returns:
+            [B, T, M], and the new `stored` where one is given.
+        """
+        batch, length = x.shape[:2]
+        query = self.query(x).reshape(batch, length, self.num_heads, self.head_dim)
+        if self.qk_norm_epsilon is not None:
+            query = self.query_norm(query)
+        if self.rotary is not None:
+            query = self.rotary(query, positions)
+        fresh = self.project_memory(x, positions) if memory is None else memory
+        key, value, after = fresh.key, fresh.value, stored
+        if self.linear:
+            heads, after = self.attend_linearly(query, key, value, key_mask, stored)
+        else:
+            if stored is not None and plan is not None:
+                after, key, value = store(stored, key, value, plan)
+            heads = self.attend(query, key, value, mask=mask, bias=bias, query_positions=positions,
+                                key_positions=positions if key_positions is None else key_positions,
+                                deterministic=deterministic)
+        y = self.output(heads.reshape(batch, length, self.num_heads * self.value_dim))
+        return y if stored is None else (y, after)
+
+    def attend(self, query: jax.Array, key: jax.Array, value: jax.Array, *, mask: Any, bias: Any,
+               query_positions: Any, key_positions: Any, deterministic: bool) -> jax.Array:
+        """softmax(q k^T * scale + bias) v: [B, T, H, D], [B, S, K, D], [B, S, K, Dv] -> [B, T, H, Dv]."""
+        rate = 0.0 if deterministic else self.dropout_rate
+        relative = None
+        if self.shaw_distance is not None:
+            relative = Shaw(self.relative_keys, self.relative_values)
+        return attention(query, key, value, mask=mask, bias=bias, scale=self.scale, soft_cap=self.softcap,
+                         relative=relative, query_positions=query_positions, key_positions=key_positions,
+                         dropout_rate=rate, dropout_key=self.make_rng("dropout") if rate else None,
+                         implementation=self.implementation)
+
+    def attend_linearly(self, query: jax.Array, key: jax.Array, value: jax.Array, key_mask: jax.Array | None,
+                        state: Any) -> tuple[jax.Array, Any]:
+        """Linear attention (Katharopoulos et al., 2020), with the state that a cache carries."""
+        from tfm.ops.linear import linear_attention
+
+        if state is None:
+            return linear_attention(query, key, value, causal=self.causal, key_mask=key_mask), None
+        raise NotImplementedError
+
+
+def make_attention(config: ModelConfig, *, pattern: AttentionPattern | None = None, causal: bool = False,
+                   name: str | None = None) -> MultiHeadAttention:
+    """The attention that a config asks for; `pattern` None makes a cross-attention, which has no position scheme."""
+    is_self = pattern is not None
+    return MultiHeadAttention(
+        features=config.d_model, num_heads=config.num_heads, num_kv_heads=config.num_kv_heads or config.num_heads,
+        head_dim=config.resolved_head_dim, value_dim=config.resolved_value_dim, use_bias=config.attention_bias,
+        output_bias=config.attention_output_bias, scale=config.attention_scale, softcap=config.attention_softcap,
+        qk_norm_epsilon=config.norm_epsilon if config.qk_norm else None,
+        rotary=rotary_from(config) if is_self else None,
+        shaw_distance=config.shaw_distance if is_self and config.position == "shaw" else None,
+        linear=pattern is not None and pattern.kind == "linear", causal=causal,
+        dropout_rate=config.attention_dropout_rate, kernel_init=kernel_initializer(config), dtype=config.dtype,
+        param_dtype=config.param_dtype, implementation=config.attention_implementation, name=name)

@@ -1,0 +1,65 @@
+"""Embedding tables: tokens, learned positions, token types."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+
+from tfm.nn.projection import Initializer
+
+
+class Embedding(nn.Module):
+    """A table of vectors: parameter `table` [rows, features].
+
+    An id outside the table gives NaN, never a neighbouring row.
+    """
+
+    rows: int
+    features: int
+    table_init: Initializer = nn.initializers.normal(0.02)
+    dtype: str = "float32"
+    param_dtype: str = "float32"
+
+    def setup(self) -> None:
+        self.table = self.param("table", self.table_init, (self.rows, self.features), jnp.dtype(self.param_dtype))
+
+    def __call__(self, ids: jax.Array) -> jax.Array:
+        """ids: [...] int -> [..., features]."""
+        return jnp.take(self.table, ids, axis=0, mode="fill", fill_value=jnp.nan).astype(jnp.dtype(self.dtype))
+
+    def attend(self, x: jax.Array) -> jax.Array:
+        """Logits of x against each row in float32: x: [..., features] -> [..., rows]."""
+        dtype = jnp.dtype(self.dtype)
+        return jnp.einsum("...M,VM->...V", x.astype(dtype), self.table.astype(dtype),
+                          preferred_element_type=jnp.float32)
+
+
+class LearnedPositions(nn.Module):
+    """A learned vector for each position (Gehring et al., 2017): parameter `table` [max_positions + offset, features]."""
+
+    max_positions: int
+    features: int
+    offset: int = 0
+    table_init: Initializer = nn.initializers.normal(0.02)
+    dtype: str = "float32"
+    param_dtype: str = "float32"
+
+    @nn.compact
+    def __call__(self, positions: jax.Array | np.ndarray) -> jax.Array:
+        """positions: [...] int -> [..., features].
+
+        Raises:
+            ValueError: a position lies past the table; a traced one, which cannot be checked, gives NaN instead.
+        """
+        length = positions.shape[-1]
+        if not isinstance(positions, jax.core.Tracer) and positions.size:
+            length = max(int(np.max(np.asarray(positions))) + 1, 1)
+        if length > self.max_positions:
+            raise ValueError(f"a sequence of {length} positions does not fit model.max_positions={self.max_positions}: "
+                             "shorten the input or train with a longer table")
+        rows = self.param("table", self.table_init, (self.max_positions + self.offset, self.features),
+                          jnp.dtype(self.param_dtype))
+        return jnp.take(rows, positions + self.offset, axis=0, mode="fill",
+                        fill_value=jnp.nan).astype(jnp.dtype(self.dtype))

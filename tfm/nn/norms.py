@@ -1,0 +1,33 @@
+"""Norm modules around `ops.norms`."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from tfm.config import ModelConfig, Norm
+from tfm.ops.norms import layer_norm, rms_norm
+
+
+class Normalize(nn.Module):
+    """LayerNorm or RMSNorm over the last axis: parameters `scale` [M] and, for LayerNorm with a bias, `bias` [M]."""
+
+    kind: Norm = "layer"
+    epsilon: float = 1e-6
+    use_bias: bool = True
+    param_dtype: str = "float32"
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        dtype = jnp.dtype(self.param_dtype)
+        scale = self.param("scale", nn.initializers.ones, (x.shape[-1],), dtype)
+        if self.kind == "rms":
+            return rms_norm(x, scale, epsilon=self.epsilon)
+        bias = self.param("bias", nn.initializers.zeros, (x.shape[-1],), dtype) if self.use_bias else None
+        return layer_norm(x, scale, bias, epsilon=self.epsilon)
+
+
+def make_norm(config: ModelConfig, name: str | None = None) -> Normalize:
+    """The norm that a config asks for."""
+    return Normalize(config.norm, config.norm_epsilon, config.norm_bias, config.param_dtype, name=name)
