@@ -115,15 +115,17 @@ class _Form(NamedTuple):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _per_token(hidden, embedding, bias, targets, form):
+def _per_token(hidden: jax.Array, embedding: jax.Array, bias: jax.Array | None, targets: jax.Array,
+               form: _Form) -> jax.Array:
     return _scan_losses(hidden, embedding, bias, targets, form)
 
 
-def _per_token_forward(hidden, embedding, bias, targets, form):
+def _per_token_forward(hidden: jax.Array, embedding: jax.Array, bias: jax.Array | None, targets: jax.Array,
+                       form: _Form) -> tuple[jax.Array, tuple]:
     return _scan_losses(hidden, embedding, bias, targets, form), (hidden, embedding, bias, targets)
 
 
-def _per_token_backward(form, saved, cotangent):
+def _per_token_backward(form: _Form, saved: tuple, cotangent: jax.Array) -> tuple:
     hidden, embedding, bias, targets = saved
     _, gradients = _scan_gradients(hidden, embedding, bias, cotangent, targets, form)
     return *gradients, None
@@ -133,28 +135,30 @@ _per_token.defvjp(_per_token_forward, _per_token_backward)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
-def _summed(hidden, embedding, bias, weights, targets, form):
+def _summed(hidden: jax.Array, embedding: jax.Array, bias: jax.Array | None, weights: jax.Array, targets: jax.Array,
+            form: _Form) -> jax.Array:
     return jnp.sum(_scan_losses(hidden, embedding, bias, targets, form) * weights)
 
 
-def _summed_forward(hidden, embedding, bias, weights, targets, form):
+def _summed_forward(hidden: jax.Array, embedding: jax.Array, bias: jax.Array | None, weights: jax.Array,
+                    targets: jax.Array, form: _Form) -> tuple[jax.Array, tuple]:
     losses, gradients = _scan_gradients(hidden, embedding, bias, weights, targets, form)
     return jnp.sum(losses * weights), (*gradients, losses)
 
 
-def _summed_backward(form, gradients, cotangent):
-    scaled = jax.tree.map(lambda x: (x * cotangent).astype(x.dtype), gradients)
-    return *scaled, None
+def _summed_backward(form: _Form, gradients: tuple, cotangent: jax.Array) -> tuple:
+    return *jax.tree.map(lambda x: (x * cotangent).astype(x.dtype), gradients), None
 
 
 _summed.defvjp(_summed_forward, _summed_backward)
 
 
-def _scan_losses(hidden, embedding, bias, targets, form):
+def _scan_losses(hidden: jax.Array, embedding: jax.Array, bias: jax.Array | None, targets: jax.Array,
+                 form: _Form) -> jax.Array:
     """[...] losses, one chunk after the other."""
     matrix = embedding.astype(hidden.dtype)
 
-    def one(_, chunk):
+    def one(_: None, chunk: tuple) -> tuple:
         h, ids = chunk
         return None, _losses(_logits(h, matrix, bias, form.softcap), ids, form.smoothing)
 
@@ -162,74 +166,93 @@ def _scan_losses(hidden, embedding, bias, targets, form):
     return _join(losses, targets.shape)
 
 
-def _scan_gradients(hidden, embedding, bias, weights, targets, form):
-    """[...] losses, and the gradients of their weighted sum by hidden, embedding and bias."""
+def _scan_gradients(hidden: jax.Array, embedding: jax.Array, bias: jax.Array | None, weights: jax.Array,
+                    targets: jax.Array, form: _Form) -> tuple[jax.Array, tuple]:
+    """[...] losses, and the gradients of their weighted sum by hidden, embedding and bias.
+
+    The gradient by a token's logits is w (softmax(z) - q). Its dense part is kept as exp(z - max z), of which the
+    token's factor w / sum(exp) moves into the smaller operand of each product; the target and the uniform part of q
+    are a row of the embedding and the sum of its rows. So the logits are read twice and written once, not more.
+    """
     matrix = embedding.astype(hidden.dtype)
     wide = jnp.promote_types(hidden.dtype, jnp.float32)
+    uniform = form.smoothing / embedding.shape[0] * weights if form.softcap is None else jnp.zeros_like(weights)
+    rows_sum = jnp.sum(matrix, axis=0, dtype=wide)
 
-    def one(carry, chunk):
+    def one(carry: tuple, chunk: tuple) -> tuple:
         d_matrix, d_bias = carry
-        h, w, ids = chunk
+        shape = chunk[-1].shape
+        h, w, u, ids = (x.reshape(-1, *x.shape[2:]) for x in chunk)
         logits = _logits(h, matrix, bias, form.softcap)
-        g = _logit_gradient(logits, ids, w, form)
+        losses, dense, scale, gold = _loss_parts(logits, ids, w, form)
         if bias is not None:
-            d_bias += jnp.sum(g, axis=(0, 1))
-        g = g.astype(hidden.dtype)
-        d_h = jnp.einsum("BTV,VM->BTM", g, matrix, preferred_element_type=wide)
-        d_matrix += jnp.einsum("BTV,BTM->VM", g, h, preferred_element_type=wide)
-        return (d_matrix, d_bias), (_losses(logits, ids, form.smoothing), d_h.astype(hidden.dtype))
+            d_bias += jnp.sum(dense * scale, axis=0)
+        dense = dense.astype(hidden.dtype)
+        d_h = jnp.matmul(dense, matrix, preferred_element_type=wide) * scale - u[:, None] * rows_sum
+        d_h -= gold[:, None] * matrix[ids]
+        d_matrix += jnp.matmul(dense.T, (scale * h).astype(hidden.dtype), preferred_element_type=wide)
+        return (d_matrix, d_bias), tuple(x.reshape(*shape, *x.shape[1:]) for x in (losses, gold, d_h.astype(h.dtype)))
 
-    start = (jnp.zeros(embedding.shape, wide), None if bias is None else jnp.zeros(bias.shape, wide))
-    chunks = _split((hidden, weights, targets), targets.shape, form.chunk_size)
-    (d_matrix, d_bias), (losses, d_hidden) = jax.lax.scan(one, start, chunks)
-    d_bias = None if bias is None else d_bias.astype(bias.dtype)
-    gradients = (_join(d_hidden, targets.shape), d_matrix.astype(embedding.dtype), d_bias)
-    return _join(losses, targets.shape), gradients
+    start = jnp.broadcast_to(-jnp.einsum("...,...M->M", uniform, hidden), embedding.shape).astype(wide)
+    carry = (start, None if bias is None else jnp.broadcast_to(-jnp.sum(uniform), bias.shape).astype(wide))
+    targets = jnp.clip(targets, 0, embedding.shape[0] - 1)
+    chunks = _split((hidden, weights, uniform, targets), targets.shape, form.chunk_size)
+    (d_matrix, d_bias), outputs = jax.lax.scan(one, carry, chunks)
+    losses, gold, d_hidden = (_join(x, targets.shape) for x in outputs)
+    d_matrix = d_matrix.at[targets].add(-gold[..., None] * hidden)
+    if bias is not None and d_bias is not None:
+        d_bias = d_bias.at[targets].add(-gold).astype(bias.dtype)
+    return losses, (d_hidden, d_matrix.astype(embedding.dtype), d_bias)
 
 
-def _logits(hidden, matrix, bias, softcap):
-    """[B, T, V] in float32."""
+def _loss_parts(logits: jax.Array, targets: jax.Array, weights: jax.Array, form: _Form) -> tuple[jax.Array, ...]:
+    """Losses [N] of logits [N, V], and their gradient by the uncapped logits as dense [N, V] * scale [N, 1], less the
+    uniform part where there is no soft cap, less gold [N] at the target."""
+    top = jnp.max(logits, axis=-1, keepdims=True)
+    dense = jnp.exp(logits - top)
+    total = jnp.sum(dense, axis=-1, keepdims=True)
+    at_target = jnp.take_along_axis(logits, targets[:, None], axis=-1, mode="clip")
+    losses = top + jnp.log(total) - (1.0 - form.smoothing) * at_target
+    if form.smoothing:
+        losses -= form.smoothing * jnp.mean(logits, axis=-1, keepdims=True)
+    scale, gold = weights[:, None] / total, (1.0 - form.smoothing) * weights[:, None]
+    if form.softcap is not None:
+        dense = (dense * scale - form.smoothing / logits.shape[-1] * weights[:, None])
+        dense *= 1.0 - jnp.square(logits / form.softcap)
+        scale, gold = jnp.ones_like(scale), gold * (1.0 - jnp.square(at_target / form.softcap))
+    return losses[:, 0], dense, scale, gold[:, 0]
+
+
+def _logits(hidden: jax.Array, matrix: jax.Array, bias: jax.Array | None, softcap: float | None) -> jax.Array:
+    """[..., V], in float32 at least."""
     wide = jnp.promote_types(hidden.dtype, jnp.float32)
-    logits = jnp.einsum("BTM,VM->BTV", hidden, matrix, preferred_element_type=wide)
+    logits = jnp.einsum("...M,VM->...V", hidden, matrix, preferred_element_type=wide)
     if bias is not None:
         logits += bias.astype(wide)
     return logits if softcap is None else softcap * jnp.tanh(logits / softcap)
 
 
-def _is_target(logits, targets):
-    columns = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
-    return columns == targets[..., None].astype(jnp.int32)
-
-
-def _losses(logits, targets, smoothing):
-    gold = jnp.sum(jnp.where(_is_target(logits, targets), logits, 0.0), axis=-1)
+def _losses(logits: jax.Array, targets: jax.Array, smoothing: float) -> jax.Array:
+    gold = jnp.take_along_axis(logits, targets[..., None], axis=-1, mode="clip")[..., 0]
     loss = jax.nn.logsumexp(logits, axis=-1) - (1.0 - smoothing) * gold
     return loss - smoothing * jnp.mean(logits, axis=-1) if smoothing else loss
 
 
-def _logit_gradient(logits, targets, weights, form):
-    """Gradient of the weighted losses by the logits before the soft cap."""
-    low = form.smoothing / logits.shape[-1]
-    wanted = jnp.where(_is_target(logits, targets), 1.0 - form.smoothing + low, low)
-    gradient = (jax.nn.softmax(logits, axis=-1) - wanted) * weights[..., None]
-    return gradient if form.softcap is None else gradient * (1.0 - jnp.square(logits / form.softcap))
-
-
-def _split(arrays, shape, chunk_size):
+def _split(arrays: tuple[jax.Array, ...], shape: tuple[int, ...], chunk_size: int) -> tuple[jax.Array, ...]:
     """Cut [B, T, ...] arrays along T into [chunks, B, t, ...]; the batch axis stays whole, as its sharding does."""
     batch, length = _batch_length(shape)
     chunks = math.ceil(length / max(1, chunk_size // max(batch, 1)))
     size = math.ceil(length / max(chunks, 1))
 
-    def one(x):
+    def one(x: jax.Array) -> jax.Array:
         x = x.reshape(batch, length, *x.shape[len(shape):])
         x = jnp.pad(x, [(0, 0), (0, chunks * size - length)] + [(0, 0)] * (x.ndim - 2))
         return jnp.moveaxis(x.reshape(batch, chunks, size, *x.shape[2:]), 1, 0)
 
-    return jax.tree.map(one, arrays)
+    return tuple(one(x) for x in arrays)
 
 
-def _join(chunks, shape):
+def _join(chunks: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """The inverse of _split."""
     batch, length = _batch_length(shape)
     whole = jnp.moveaxis(chunks, 0, 1)
@@ -237,12 +260,12 @@ def _join(chunks, shape):
     return whole.reshape(*shape, *whole.shape[2:])
 
 
-def _batch_length(shape):
+def _batch_length(shape: tuple[int, ...]) -> tuple[int, int]:
     """The [B, T] that leading axes are seen as."""
     return (1, math.prod(shape)) if len(shape) < 2 else (shape[0], math.prod(shape[1:]))
 
 
-def _check(leading, targets, weights, smoothing):
+def _check(leading: tuple[int, ...], targets: jax.Array, weights: jax.Array | None, smoothing: float) -> None:
     if targets.shape != leading:
         raise ValueError(f"targets must have the shape {leading} of the tokens, got {targets.shape}")
     if weights is not None and weights.shape != leading:
@@ -251,7 +274,8 @@ def _check(leading, targets, weights, smoothing):
         raise ValueError(f"smoothing must be in [0, 1), got {smoothing}")
 
 
-def _check_fused(hidden, embedding, targets, weights, bias, smoothing, softcap, chunk_size):
+def _check_fused(hidden: jax.Array, embedding: jax.Array, targets: jax.Array, weights: jax.Array | None,
+                 bias: jax.Array | None, smoothing: float, softcap: float | None, chunk_size: int) -> None:
     _check(hidden.shape[:-1], targets, weights, smoothing)
     if embedding.ndim != 2 or embedding.shape[1:] != hidden.shape[-1:]:
         raise ValueError(f"embedding must be [V, {hidden.shape[-1]}] for this hidden, got {embedding.shape}")

@@ -47,11 +47,11 @@ def _product(x: jax.Array, kernel: jax.Array, dtype: jnp.dtype) -> jax.Array:
     return _contract(x, kernel.astype(dtype), (x.ndim - 1, 0)).astype(dtype)
 
 
-def _product_forward(x, kernel, dtype):
+def _product_forward(x: jax.Array, kernel: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, tuple]:
     return _product(x, kernel, dtype), (x, kernel)
 
 
-def _product_backward(dtype, saved, dy):
+def _product_backward(dtype: jnp.dtype, saved: tuple, dy: jax.Array) -> tuple[jax.Array, jax.Array]:
     x, kernel = saved
     dy = jax.lax.optimization_barrier(dy.reshape(-1, dy.shape[-1]))
     dx = _contract(dy, kernel.astype(dtype), (1, 1)).astype(x.dtype).reshape(x.shape)
