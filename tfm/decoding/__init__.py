@@ -1,0 +1,26 @@
+"""Decoding over any step function: greedy search, sampling, beam search, scoring."""
+
+from tfm.decoding.beam import Beam, beam_search
+from tfm.decoding.greedy import Greedy, greedy
+from tfm.decoding.sample import Sample, sample
+from tfm.decoding.score import score, token_log_probs, token_mask
+from tfm.decoding.state import History, Hypotheses, Step, gather_beams, length_penalty, take_rows, tile
+
+__all__ = [
+    "Beam",
+    "Greedy",
+    "History",
+    "Hypotheses",
+    "Sample",
+    "Step",
+    "beam_search",
+    "gather_beams",
+    "greedy",
+    "length_penalty",
+    "sample",
+    "score",
+    "take_rows",
+    "tile",
+    "token_log_probs",
+    "token_mask",
+]

@@ -1,0 +1,331 @@
+"""Beam search: keep the K most probable beginnings of each row, and stop when none of them can still win.
+
+At every step each live hypothesis may end or go on. All endings compete for the row's n best results; the K best
+continuations are the next beam. Log-probabilities never rise, so a live hypothesis with the sum s can at best reach
+s / length_penalty(limit): the row stops when its n-th best result is at least that, or at its limit.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from tfm.decoding import select
+from tfm.decoding.greedy import Greedy
+from tfm.decoding.loop import Allow, Reweight, adjusted
+from tfm.decoding.state import (
+    NOTHING,
+    Cache,
+    History,
+    Hypotheses,
+    Step,
+    check_prompt,
+    eos_ids,
+    gather_beams,
+    last_logits,
+    length_penalty,
+    prefill,
+    row_limits,
+    take_rows,
+    tile,
+    write_column,
+)
+
+Reorder = Callable[[Cache, jax.Array], Cache]  # cache [B * K, ...], parents [B, K] -> cache
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["ids", "log_probs", "scores"],
+    meta_fields=[],
+)
+@dataclass(frozen=True)
+class Beams:
+    """Some hypotheses of each row: ids and log_probs [B, K, L], scores [B, K]; -inf where there is none."""
+
+    ids: jax.Array
+    log_probs: jax.Array
+    scores: jax.Array
+
+    def take(self, beams: jax.Array, scores: jax.Array) -> "Beams":
+        """The hypotheses numbered beams [B, J], with new scores [B, J]."""
+        ids, log_probs = (jnp.take_along_axis(x, beams[..., None], axis=1) for x in (self.ids, self.log_probs))
+        return Beams(ids, log_probs, scores)
+
+    def append(self, tokens: jax.Array, log_probs: jax.Array, place: jax.Array) -> "Beams":
+        """Add one token to each: tokens and log_probs [B, K]."""
+        return replace(
+            self, ids=write_column(self.ids, tokens, place), log_probs=write_column(self.log_probs, log_probs, place)
+        )
+
+    def best(self, n: int, other: "Beams") -> "Beams":
+        """The n best of these and the others, these first where scores are equal."""
+        both = jax.tree.map(lambda x, y: jnp.concatenate([x, y], axis=1), self, other)
+        return both.take(*lax.top_k(both.scores, n)[::-1])
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["cache", "prompt", "live", "ended", "count", "limit", "done"],
+    meta_fields=[],
+)
+@dataclass(frozen=True)
+class BeamState:
+    """The loop's carry.
+
+    Attributes:
+        cache: leaves [B * K, ...].
+        prompt: [B, P] int32.
+        live: K unfinished hypotheses a row, scored by their summed log-probability.
+        ended: the n best finished ones, best first, scored with the length penalty.
+        count: int32, number of tokens of the live ones.
+        limit: [B] int32.
+        done: [B] bool; what a row has found is frozen then.
+    """
+
+    cache: Cache
+    prompt: jax.Array
+    live: Beams
+    ended: Beams
+    count: jax.Array
+    limit: jax.Array
+    done: jax.Array
+
+
+@dataclass(frozen=True)
+class Beam:
+    """Settings of beam search, as `start`, `advance` and `result` over a state."""
+
+    eos_ids: tuple[int, ...]
+    pad_id: int = 0
+    alpha: float = 0.6
+    reweight: tuple[Reweight, ...] = ()
+    allow: tuple[Allow, ...] = ()
+    beam_size: int = 4
+    n_best: int = 1
+    reorder: Reorder = gather_beams
+
+    def __post_init__(self) -> None:
+        if self.n_best < 1 or self.beam_size < self.n_best:
+            raise ValueError(f"beam_size is {self.beam_size}, n_best {self.n_best}: expected beam_size >= n_best >= 1")
+
+    def start(
+        self,
+        step: Step,
+        cache: Cache,
+        prompt: jax.Array,
+        *,
+        max_length: jax.typing.ArrayLike,
+        buffer_length: int | None = None,
+        prompt_mask: jax.Array | None = None,
+        prefill_chunk: int | None = None,
+    ) -> BeamState:
+        """Feed the prompt once a row and choose the first beam."""
+        known = check_prompt(prompt, prompt_mask)
+        limit, length = row_limits(max_length, buffer_length, known.shape[0])
+        logits, cache = prefill(step, cache, jnp.asarray(prompt, jnp.int32), prefill_chunk)
+        state = BeamState(
+            cache=tile(cache, self.beam_size),
+            prompt=known,
+            live=_empty(jnp.where(limit < 1, -jnp.inf, 0.0)[:, None], length),
+            ended=_empty(jnp.full((known.shape[0], self.n_best), -jnp.inf), length),
+            count=jnp.int32(0),
+            limit=limit,
+            done=limit < 1,
+        )
+        return self._grow(state, last_logits(logits))[0]
+
+    def advance(self, step: Step, state: BeamState, until: jax.typing.ArrayLike) -> BeamState:
+        """Go on until the live hypotheses have `until` tokens or every row is done."""
+
+        def body(state: BeamState) -> BeamState:
+            token = lax.dynamic_slice_in_dim(state.live.ids, state.count - 1, 1, axis=2).reshape(-1, 1)
+            logits, cache = step(jnp.where(token < 0, self.pad_id, token), state.cache)
+            state, parents = self._grow(state, last_logits(logits))
+            return replace(state, cache=self.reorder(cache, parents))
+
+        return lax.while_loop(lambda s: (s.count < until) & ~jnp.all(s.done), body, state)
+
+    def result(self, state: BeamState) -> Hypotheses:
+        """The n best so far: finished ones first, then live ones; each kind best first."""
+        lengths = jnp.minimum(state.count, state.limit)[:, None]
+        live = replace(state.live, scores=state.live.scores / length_penalty(lengths, self.alpha))
+        live = live.take(*lax.top_k(live.scores, self.n_best)[::-1])
+        finished = state.ended.scores > -jnp.inf
+        places = jnp.arange(self.n_best) - jnp.sum(finished, axis=-1, keepdims=True)
+        live = live.take(jnp.maximum(places, 0), jnp.take_along_axis(live.scores, jnp.maximum(places, 0), axis=1))
+        found = jax.tree.map(
+            lambda x, y: jnp.where(finished.reshape(*finished.shape, *[1] * (x.ndim - 2)), x, y), state.ended, live
+        )
+        exists = (found.scores > -jnp.inf)[..., None]
+        ids = jnp.where(exists, found.ids, NOTHING)
+        return Hypotheses(
+            ids=jnp.where(ids < 0, self.pad_id, ids),
+            scores=found.scores,
+            finished=finished,
+            lengths=jnp.sum(ids >= 0, axis=-1),
+            log_probs=jnp.where(exists, found.log_probs, 0.0),
+        )
+
+    def keep_rows(self, state: BeamState, rows: jax.Array) -> BeamState:
+        """The state of the given rows only."""
+        beams = (rows[:, None] * self.beam_size + jnp.arange(self.beam_size)).reshape(-1)
+        by_row = replace(state, count=jnp.broadcast_to(state.count, state.limit.shape), cache=None)
+        return replace(take_rows(by_row, rows), count=state.count, cache=take_rows(state.cache, beams))
+
+    def run(self, step: Step, cache: Cache, prompt: jax.Array, **options: object) -> Hypotheses:
+        """`start`, `advance` to the end, `result`."""
+        state = self.start(step, cache, prompt, **options)  # type: ignore[arg-type]
+        return self.result(self.advance(step, state, state.live.ids.shape[-1]))
+
+    def _grow(self, state: BeamState, logits: jax.Array) -> tuple[BeamState, jax.Array]:
+        """One more token for each live hypothesis; logits [B * J, V]. Also the parents [B, K] among the J."""
+        batch, width = state.live.scores.shape
+        log_z = select.log_sum_exp(logits)
+        changed = adjusted(logits, self.reweight, (), partial(_history, state))
+        changed_z = select.log_sum_exp(changed) if self.reweight else log_z
+        allowed = adjusted(changed, (), self.allow, partial(_history, state))
+
+        def own(ids: jax.Array) -> jax.Array:  # the model's log-probabilities of ids [B * J, C]
+            return (jnp.take_along_axis(logits, ids, axis=1) - log_z[:, None]).reshape(batch, width, -1)
+
+        def ranked(values: jax.Array) -> jax.Array:  # sums to rank by, from values [B * J, C] of `allowed`
+            gain = jnp.minimum(values - changed_z[:, None], 0.0)
+            return state.live.scores[..., None] + gain.reshape(batch, width, -1)
+
+        eos = jnp.broadcast_to(jnp.array(self.eos_ids, jnp.int32), (len(logits), len(self.eos_ids)))
+        ended = self._end(state, eos, ranked(jnp.take_along_axis(allowed, eos, axis=1)), own(eos))
+        values, ids = self._continuations(allowed)
+        live, parents = self._continue(state, ids, ranked(values), own(ids))
+        count = state.count + 1
+        # The best a live hypothesis can reach: its sum over the penalty of the limit (of the next length if alpha < 0).
+        largest = jnp.maximum(length_penalty(state.limit, self.alpha), length_penalty(count + 1, self.alpha))
+        enough = ended.scores[:, -1] >= live.scores[:, 0] / largest
+        new = replace(
+            state,
+            live=_where(state.done, state.live, live) if width == self.beam_size else live,
+            ended=_where(state.done, state.ended, ended),
+            count=count,
+            done=state.done | enough | (count >= state.limit),
+        )
+        return new, parents
+
+    def _continuations(self, scores: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Of each row of scores [N, V] the best tokens that do not end it: values and ids [N, C]."""
+        size = min(self.beam_size + len(self.eos_ids), scores.shape[-1])
+        values, ids = select.top_k(scores, size)
+        for eos in self.eos_ids:
+            values = jnp.where(ids == eos, -jnp.inf, values)
+        return values, ids
+
+    def _continue(
+        self, state: BeamState, ids: jax.Array, scores: jax.Array, log_probs: jax.Array
+    ) -> tuple[Beams, jax.Array]:
+        """The next beam from candidates: ids [B * J, C], scores and log_probs [B, J, C]."""
+        batch, width, size = scores.shape
+        short = max(0, self.beam_size - width * size)
+        flat = jnp.pad(scores.reshape(batch, -1), ((0, 0), (0, short)), constant_values=-jnp.inf)
+        best, place = lax.top_k(flat, self.beam_size)
+        place = jnp.minimum(place, width * size - 1)
+        parents = place // size
+        tokens, log_probs = (jnp.take_along_axis(x.reshape(batch, -1), place, axis=1) for x in (ids, log_probs))
+        return state.live.take(parents, best).append(tokens, log_probs, state.count), parents
+
+    def _end(self, state: BeamState, eos: jax.Array, scores: jax.Array, log_probs: jax.Array) -> Beams:
+        """The n best finished hypotheses with the new endings: eos [B * J, E], scores and log_probs [B, J, E]."""
+        if not self.eos_ids:
+            return state.ended
+        batch, width, size = scores.shape
+        scores = scores / length_penalty(state.count + 1, self.alpha)
+        hypotheses = jnp.broadcast_to(jnp.repeat(jnp.arange(width), size), (batch, width * size))
+        ended = state.live.take(hypotheses, scores.reshape(batch, -1))
+        ended = ended.append(eos.reshape(batch, -1), log_probs.reshape(batch, -1), state.count)
+        return state.ended.best(self.n_best, ended)
+
+
+def _empty(scores: jax.Array, length: int) -> Beams:
+    """Hypotheses without tokens of the given scores [B, K]."""
+    shape = (*scores.shape, length)
+    return Beams(jnp.full(shape, NOTHING, jnp.int32), jnp.zeros(shape, jnp.float32), scores)
+
+
+def _where(rows: jax.Array, old: Beams, new: Beams) -> Beams:
+    """Old hypotheses in the given rows [B], new ones elsewhere."""
+    return jax.tree.map(lambda x, y: jnp.where(rows.reshape(-1, *[1] * (x.ndim - 1)), x, y), old, new)
+
+
+def _history(state: BeamState, vocab_size: int) -> History:
+    batch, width, _ = state.live.ids.shape
+    prompt_length = state.prompt.shape[1]
+    prompt = jnp.broadcast_to(state.prompt[:, None], (batch, width, prompt_length))
+    tokens = jnp.concatenate([prompt, state.live.ids], axis=-1).reshape(batch * width, -1)
+    return History(tokens, prompt_length + state.count, prompt_length, vocab_size)
+
+
+def beam_search(
+    step: Step,
+    cache: Cache,
+    prompt: jax.Array,
+    *,
+    beam_size: int = 4,
+    alpha: float = 0.6,
+    max_length: jax.typing.ArrayLike,
+    eos_id: int | Sequence[int] | None,
+    n_best: int = 1,
+    pad_id: int = 0,
+    prompt_mask: jax.Array | None = None,
+    buffer_length: int | None = None,
+    prefill_chunk: int | None = None,
+    reweight: Sequence[Reweight] = (),
+    allow: Sequence[Allow] = (),
+    reorder: Reorder = gather_beams,
+) -> Hypotheses:
+    """Search the n hypotheses Y with the largest log p(Y) / length_penalty(|Y|), keeping beam_size beginnings.
+
+    A row stops exactly when no unfinished hypothesis can still enter its n best, or at its limit. With beam_size 1 it
+    is greedy search.
+
+    Args:
+        step: (tokens [N, T] int32, cache) -> (logits [N, T, V] or [N, V], cache); N is B for the prompt and
+            B * beam_size afterwards, the beams of a row being neighbours.
+        cache: pytree, every leaf [B, ...].
+        prompt: [B, P] int, fed before the first choice (a column of BOS for an encoder-decoder).
+        beam_size: number K of beginnings kept.
+        alpha: exponent of the length penalty.
+        n_best: number of hypotheses returned, at most beam_size.
+        max_length, eos_id, pad_id, prompt_mask, buffer_length, prefill_chunk: as in `greedy`.
+        reweight: as in `greedy`; the search ranks by the log-probabilities after these.
+        allow: as in `greedy`; what is not allowed is left out, the scores of the rest stay the model's.
+        reorder: (cache [B * K, ...], parents [B, K]) -> cache in which beam k of row b goes on from its beam
+            parents[b, k]. By default every leaf is gathered.
+
+    Returns:
+        Hypotheses, which unpack as ids [B, n_best, L], scores [B, n_best], finished [B, n_best]: all distinct, finished
+        ones first, each kind best first. Those cut off at the limit follow where fewer than n_best finished; where not
+        even these suffice, the rest has score -inf and length 0.
+
+    Raises:
+        ValueError: for a prompt, limit or beam size that does not fit.
+
+    Example:
+        >>> def step(tokens, cache):  # 1 and 2 follow anything, 2 being the end
+        ...     return jnp.log(jnp.array([0.0, 0.6, 0.4])) + jnp.zeros((*tokens.shape, 1)), cache
+        >>> ids, scores, finished = beam_search(
+        ...     step, None, jnp.array([[1]]), beam_size=2, alpha=0.0, max_length=3, eos_id=2, n_best=2)
+        >>> ids.tolist(), bool(jnp.allclose(jnp.exp(scores), jnp.array([[0.4, 0.24]])))
+        ([[[2, 0, 0], [1, 2, 0]]], True)
+
+    Reference: Wu et al., 2016, "Google's Neural Machine Translation System", section 7.
+    """
+    options = dict(
+        max_length=max_length, buffer_length=buffer_length, prompt_mask=prompt_mask, prefill_chunk=prefill_chunk
+    )
+    ends, reweight, allow = eos_ids(eos_id), tuple(reweight), tuple(allow)
+    search = Beam(ends, pad_id, alpha, reweight, allow, beam_size, n_best, reorder)
+    if beam_size > 1:
+        return search.run(step, cache, prompt, **options)
+    found = Greedy(ends, pad_id, alpha, reweight, allow).run(step, cache, prompt, **options)
+    return jax.tree.map(lambda x: x[:, None], found)

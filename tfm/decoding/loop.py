@@ -1,0 +1,165 @@
+"""The loop that greedy search and sampling share: one token a row and step."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from tfm.decoding import select
+from tfm.decoding.state import (
+    NOTHING,
+    Cache,
+    History,
+    Hypotheses,
+    Step,
+    check_prompt,
+    is_eos,
+    last_logits,
+    length_penalty,
+    prefill,
+    row_limits,
+    take_rows,
+    write_column,
+)
+
+Reweight = Callable[[jax.Array, History], jax.Array]  # logits [N, V] -> logits [N, V]
+Allow = Callable[[History], jax.Array]  # True [N or 1, V] where a token may come next
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["cache", "prompt", "ids", "log_probs", "count", "limit", "done", "finished", "keys"],
+    meta_fields=[],
+)
+@dataclass(frozen=True)
+class TokenState:
+    """The loop's carry: cache, prompt [B, P], ids and log_probs [B, L], count, and the rest by row [B]."""
+
+    cache: Cache
+    prompt: jax.Array
+    ids: jax.Array
+    log_probs: jax.Array
+    count: jax.Array
+    limit: jax.Array
+    done: jax.Array
+    finished: jax.Array
+    keys: jax.Array | None
+
+
+@dataclass(frozen=True)
+class TokenSearch(ABC):
+    """Settings of a search that keeps one hypothesis a row, as `start`, `advance` and `result` over a state.
+
+    `greedy` and `sample` run the three at once; streaming and compaction call `advance` in pieces.
+    """
+
+    eos_ids: tuple[int, ...]
+    pad_id: int = 0
+    alpha: float = 0.0
+    reweight: tuple[Reweight, ...] = ()
+    allow: tuple[Allow, ...] = ()
+
+    @abstractmethod
+    def pick(self, scores: jax.Array, state: TokenState) -> jax.Array:
+        """The next token [B] from the scores [B, V] of what is allowed."""
+
+    def start(
+        self,
+        step: Step,
+        cache: Cache,
+        prompt: jax.Array,
+        *,
+        max_length: jax.typing.ArrayLike,
+        buffer_length: int | None = None,
+        prompt_mask: jax.Array | None = None,
+        prefill_chunk: int | None = None,
+        keys: jax.Array | None = None,
+    ) -> TokenState:
+        """Feed the prompt and choose the first token."""
+        known = check_prompt(prompt, prompt_mask)
+        batch = known.shape[0]
+        limit, length = row_limits(max_length, buffer_length, batch)
+        logits, cache = prefill(step, cache, jnp.asarray(prompt, jnp.int32), prefill_chunk)
+        state = TokenState(
+            cache=cache,
+            prompt=known,
+            ids=jnp.full((batch, length), NOTHING, jnp.int32),
+            log_probs=jnp.zeros((batch, length), jnp.float32),
+            count=jnp.int32(0),
+            limit=limit,
+            done=limit < 1,
+            finished=jnp.zeros(batch, bool),
+            keys=keys,
+        )
+        return self._append(state, last_logits(logits))
+
+    def advance(self, step: Step, state: TokenState, until: jax.typing.ArrayLike) -> TokenState:
+        """Go on until every row has `until` tokens or is done."""
+
+        def body(state: TokenState) -> TokenState:
+            token = lax.dynamic_slice_in_dim(state.ids, state.count - 1, 1, axis=1)
+            logits, cache = step(jnp.where(token < 0, self.pad_id, token), state.cache)
+            return self._append(replace(state, cache=cache), last_logits(logits))
+
+        return lax.while_loop(lambda s: (s.count < until) & ~jnp.all(s.done), body, state)
+
+    def result(self, state: TokenState) -> Hypotheses:
+        """What was found so far."""
+        lengths = jnp.sum(state.ids >= 0, axis=-1)
+        return Hypotheses(
+            ids=jnp.where(state.ids < 0, self.pad_id, state.ids),
+            scores=jnp.sum(state.log_probs, axis=-1) / length_penalty(lengths, self.alpha),
+            finished=state.finished,
+            lengths=lengths,
+            log_probs=state.log_probs,
+        )
+
+    def keep_rows(self, state: TokenState, rows: jax.Array) -> TokenState:
+        """The state of the given rows only."""
+        by_row = replace(state, count=jnp.broadcast_to(state.count, state.limit.shape))
+        return replace(take_rows(by_row, rows), count=state.count)
+
+    def _append(self, state: TokenState, logits: jax.Array) -> TokenState:
+        scores = adjusted(logits, self.reweight, self.allow, partial(_history, state))
+        token = self.pick(scores, state)
+        running = ~state.done & (select.take(scores, token) > -jnp.inf)
+        log_prob = select.take(logits, token) - select.log_sum_exp(logits)
+        ended = running & is_eos(token, self.eos_ids)
+        count = state.count + 1
+        return replace(
+            state,
+            ids=write_column(state.ids, jnp.where(running, token, NOTHING), state.count),
+            log_probs=write_column(state.log_probs, jnp.where(running, log_prob, 0.0), state.count),
+            count=count,
+            finished=state.finished | ended,
+            done=~running | ended | (count >= state.limit),
+        )
+
+    def run(self, step: Step, cache: Cache, prompt: jax.Array, **options: Any) -> Hypotheses:
+        """`start`, `advance` to the end, `result`."""
+        state = self.start(step, cache, prompt, **options)
+        return self.result(self.advance(step, state, state.ids.shape[1]))
+
+
+def adjusted(
+    logits: jax.Array, reweight: tuple[Reweight, ...], allow: tuple[Allow, ...], history: Callable[[int], History]
+) -> jax.Array:
+    """Logits [N, V] after the reweighting rules, -inf where a token is not allowed."""
+    if reweight or allow:
+        past = history(logits.shape[-1])
+        for change in reweight:
+            logits = change(logits, past)
+        for rule in allow:
+            logits = jnp.where(rule(past), logits, -jnp.inf)
+    return logits
+
+
+def _history(state: TokenState, vocab_size: int) -> History:
+    prompt_length = state.prompt.shape[1]
+    tokens = jnp.concatenate([state.prompt, state.ids], axis=1)
+    return History(tokens, prompt_length + state.count, prompt_length, vocab_size)
