@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from tfm.config import AttentionPattern, ModelConfig, require
+from tfm.models.scanned import init_stacked, layer_slice, scan_periods
 from tfm.nn.cache import Cache, KeyValue, Plan, plan
 from tfm.nn.dropout import Dropout
 from tfm.nn.embeddings import Embedding, LearnedPositions
@@ -22,13 +24,15 @@ from tfm.ops.patterns import bigbird, longformer, sliding_window
 from tfm.ops.positions import Alibi, T5Bias, alibi_slopes, sinusoidal
 
 REMAT_POLICIES = {"full": None, "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable}
+NEEDS_ENCODED = "the decoder needs `encoded`, or a cache that was made with it (init_cache)"
 
 
 class Stack(nn.Module):
     """Adds positions to embeddings and runs the layers.
 
-    Submodules `layers_0`, ..., and as the config asks: `positions`, `token_types`, `embedding_norm`, `relative_bias`
-    (the T5 table that all layers share), `final_norm` (Pre-LN).
+    Submodules `layers_0`, ... (with `scan_layers` the parameter tree `layers`, stacked), and as the config asks:
+    `positions`, `token_types`, `embedding_norm`, `relative_bias` (the T5 table that all layers share), `final_norm`
+    (Pre-LN).
     """
 
     config: ModelConfig
@@ -48,14 +52,17 @@ class Stack(nn.Module):
             self.token_types = Embedding(config.token_types, config.d_model, init, config.dtype, config.param_dtype)
         if config.embedding_norm:
             self.embedding_norm = make_norm(config)
-        self.layers = [Layer(config, config.pattern_of(i), self.causal, self.cross) for i in range(self.num_layers)]
+        if config.scan_layers:
+            self.stacked = self.param("layers", init_stacked, self._detached(0), self.num_layers)
+        else:
+            self.layers = [Layer(config, config.pattern_of(i), self.causal, self.cross) for i in range(self.num_layers)]
         if config.norm_position == "pre":
             self.final_norm = make_norm(config)
         self.dropout = Dropout(config.dropout_rate)
 
     def project_memory(self, encoded: jax.Array) -> tuple[KeyValue, ...]:
         """Keys and values of cross-attention for each layer; encoded: [B, S, M]."""
-        return tuple(layer.project_memory(encoded) for layer in self.layers)
+        return tuple(self._layer(i).project_memory(encoded) for i in range(self.num_layers))
 
     def __call__(self, x: jax.Array, *, mask: jax.Array | None = None, positions: Any = None,
                  segments: jax.Array | None = None, prefix_length: jax.Array | None = None,
@@ -80,33 +87,87 @@ class Stack(nn.Module):
         Returns:
             [B, T, M], and the cache after the call.
         """
+        self._check(x.shape[1], positions, segments, encoded_segments, prefix_length, cache)
         if positions is None:
             positions = default_positions(x.shape[1], mask=mask, segments=segments,
                                           past=None if cache is None else cache.lengths)
-        if cache is None:
-            slots, plans = (), ()
-        else:
-            slots, plans = self._plan(cache, mask, positions, x.shape[:2])
-            encoded_mask = cache.source_mask if encoded_mask is None else encoded_mask
+        slots, plans = ((), ()) if cache is None else self._plan(cache, mask, positions, x.shape[:2])
+        if cache is not None and encoded_mask is None:
+            encoded_mask = cache.source_mask
+        arguments = partial(self._self_arguments, positions=positions, mask=mask, segments=segments,
+                            prefix_length=prefix_length, bias=self._bias())
+        common = {"cross_arguments": {"mask": _cross_mask(encoded_mask, segments, encoded_segments)},
+                  "deterministic": deterministic}
         x = self._embed(x, positions, token_types, deterministic)
-        bias = self._bias()
-        cross_mask = _cross_mask(encoded_mask, segments, encoded_segments)
-        memory = self._memory(encoded, cache)
-        stored = []
-        for i, layer in enumerate(self.layers):
-            layer_cache = None if cache is None else cache.layers[i]
-            where = plans[layer_cache.group] if isinstance(layer_cache, KeyValue) else None
-            arguments = self._self_arguments(layer.pattern, where, positions, mask, segments, prefix_length, bias)
-            x, after = self._run(layer, x, None if memory is None else memory[i], self_arguments=arguments,
-                                 cross_arguments={"mask": cross_mask}, deterministic=deterministic,
-                                 stored=layer_cache)
-            stored.append(after)
+        stored: tuple[Any, ...] = ()
+        if self.config.scan_layers and cache is None:
+            x = self._scan(x, encoded, arguments, common)
+        else:
+            memory = self._memory(encoded, cache)
+            x, stored = self._loop(x, memory, cache, plans, arguments, common)
         if self.config.norm_position == "pre":
             x = self.final_norm(x)
         if cache is None:
             return x, None
-        return x, cache.replace(layers=tuple(stored), slots=slots, cross=memory,
-                                lengths=cache.lengths + _count(mask, x.shape[:2]), source_mask=encoded_mask)
+        return x, cache.replace(layers=stored, slots=slots, cross=memory, source_mask=encoded_mask,
+                                lengths=cache.lengths + _count(mask, x.shape[:2]))
+
+    def _loop(self, x: jax.Array, memory: tuple[KeyValue, ...] | None, cache: Cache | None, plans: tuple[Plan, ...],
+              arguments: Callable[..., dict[str, Any]], common: dict[str, Any]) -> tuple[jax.Array, tuple[Any, ...]]:
+        """The layers one after the other; also what each stores in the cache."""
+        stored = []
+        for i in range(self.num_layers):
+            layer, layer_cache = self._layer(i, common["deterministic"]), None if cache is None else cache.layers[i]
+            where = plans[layer_cache.group] if isinstance(layer_cache, KeyValue) else None
+            x, after = self._run(layer, x, None if memory is None else memory[i], stored=layer_cache,
+                                 self_arguments=arguments(layer.pattern, where), **common)
+            stored.append(after)
+        return x, tuple(stored)
+
+    def _scan(self, x: jax.Array, encoded: jax.Array | None, arguments: Callable[..., dict[str, Any]],
+              common: dict[str, Any]) -> jax.Array:
+        """The layers as one scan over their stacked parameters."""
+        if self.cross and encoded is None:
+            raise ValueError(NEEDS_ENCODED)
+        key = self._dropout_key(common["deterministic"])
+
+        def run(place: int, params: Any, index: jax.Array, x: jax.Array) -> jax.Array:
+            layer = self._bind(place, params, None if key is None else jax.random.fold_in(key, index))
+            memory = layer.project_memory(encoded) if self.cross else None
+            return self._run(layer, x, memory, stored=None, self_arguments=arguments(layer.pattern, None), **common)[0]
+
+        return scan_periods(run, self.stacked, x, len(self.config.attention_pattern))
+
+    def _layer(self, index: int, deterministic: bool = True) -> Layer:
+        """One layer, with its parameters apart or a slice of the stacked ones."""
+        if not self.config.scan_layers:
+            return self.layers[index]
+        return self._bind(index, layer_slice(self.stacked, index), self._dropout_key(deterministic))
+
+    def _bind(self, index: int, params: Any, key: jax.Array | None) -> Layer:
+        return self._detached(index).bind({"params": params}, rngs={} if key is None else {"dropout": key})
+
+    def _detached(self, index: int) -> Layer:
+        return Layer(self.config, self.config.pattern_of(index), self.causal, self.cross, parent=None)
+
+    def _dropout_key(self, deterministic: bool) -> jax.Array | None:
+        return None if deterministic or not self.has_rng("dropout") else self.make_rng("dropout")
+
+    def _check(self, length: int, positions: Any, segments: jax.Array | None, encoded_segments: jax.Array | None,
+               prefix_length: jax.Array | None, cache: Cache | None) -> None:
+        """Refuse what would otherwise give wrong numbers."""
+        config = self.config
+        if cache is not None and segments is not None:
+            raise ValueError("segments do not go together with a cache: a cached row is one sequence")
+        if self.cross and (segments is None) != (encoded_segments is None):
+            raise ValueError("packed rows need the segments of both sides, source_segments and target_segments")
+        kinds = {pattern.kind for pattern in config.attention_pattern[:self.num_layers]}
+        if "linear" in kinds and not (segments is None and prefix_length is None):
+            raise ValueError("linear attention has no mask for packed segments or a prefix: use batching='bucket'")
+        limited = positions is None and segments is None and cache is None
+        if limited and (config.position == "learned" or "bigbird" in kinds) and length > config.max_positions:
+            raise ValueError(f"a sequence of {length} positions does not fit "
+                             f"model.max_positions={config.max_positions}: shorten the input or raise it")
 
     def _embed(self, x: jax.Array, positions: Any, token_types: jax.Array | None, deterministic: bool) -> jax.Array:
         config = self.config
@@ -135,7 +196,7 @@ class Stack(nn.Module):
         if cache is not None and cache.cross is not None:
             return cache.cross
         if encoded is None:
-            raise ValueError("the decoder needs `encoded`, or a cache that was made with it (init_cache)")
+            raise ValueError(NEEDS_ENCODED)
         return self.project_memory(encoded)
 
     def _plan(self, cache: Cache, mask: jax.Array | None, positions: Any,
@@ -144,8 +205,9 @@ class Stack(nn.Module):
         planned = [plan(slots, jnp.broadcast_to(positions, shape), valid) for slots in cache.slots]
         return tuple(after for after, _ in planned), tuple(where for _, where in planned)
 
-    def _self_arguments(self, pattern: AttentionPattern, where: Plan | None, positions: Any, mask: jax.Array | None,
-                        segments: jax.Array | None, prefix_length: jax.Array | None, bias: Any) -> dict[str, Any]:
+    def _self_arguments(self, pattern: AttentionPattern, where: Plan | None, *, positions: Any,
+                        mask: jax.Array | None, segments: jax.Array | None, prefix_length: jax.Array | None,
+                        bias: Any) -> dict[str, Any]:
         valid = mask if where is None else where.valid
         rules: list[Rule] = []
         if self.causal:

@@ -15,6 +15,7 @@ from tfm.nn.dropout import Dropout
 from tfm.nn.feed_forward import FeedForward
 from tfm.nn.norms import Normalize, make_norm
 from tfm.nn.projection import kernel_initializer
+from tfm.parallel.rules import constrain
 
 
 class Layer(nn.Module):
@@ -47,11 +48,15 @@ class Layer(nn.Module):
         """Keys and values of cross-attention, once for all steps of a decoding."""
         return self.cross_attention.project_memory(encoded)
 
+    def touch(self, x: jax.Array) -> jax.Array:
+        """Use every parameter once, so that `init` makes them all."""
+        return self(x, self.project_memory(x) if self.cross else None, self_arguments={})[0]
+
     def __call__(self, x: jax.Array, memory: KeyValue | None = None, *, self_arguments: dict[str, Any],
                  cross_arguments: dict[str, Any] | None = None, stored: Any = None,
                  deterministic: bool = True) -> tuple[jax.Array, Any]:
         """x: [B, T, M] -> ([B, T, M], this layer's part of the cache after the call, or None)."""
-        after = stored
+        x, after = constrain(x, ("B", "T", "M")), stored
 
         def attend(y: jax.Array) -> jax.Array:
             nonlocal after
@@ -67,11 +72,13 @@ class Layer(nn.Module):
 
         if self.config.parallel_residual:
             attended = self._dropout(attend(self.self_attention_norm(x)), deterministic)
-            return x + attended + self._dropout(transform(self.feed_forward_norm(x)), deterministic), after
+            x = x + attended + self._dropout(transform(self.feed_forward_norm(x)), deterministic)
+            return constrain(x, ("B", "T", "M")), after
         x = self._residual(x, attend, self.self_attention_norm, deterministic)
         if self.cross:
             x = self._residual(x, attend_memory, self.cross_attention_norm, deterministic)
-        return self._residual(x, transform, self.feed_forward_norm, deterministic), after
+        x = self._residual(x, transform, self.feed_forward_norm, deterministic)
+        return constrain(x, ("B", "T", "M")), after
 
     def _residual(self, x: jax.Array, sublayer: Callable[[jax.Array], jax.Array], norm: Normalize,
                   deterministic: bool) -> jax.Array:
