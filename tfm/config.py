@@ -84,7 +84,12 @@ class AttentionPattern:
     """bigbird: seed of the random blocks."""
 
     def __post_init__(self) -> None:
-        _require_positive("attention_pattern", self, ("window", "dilation", "block_size"))
+        _require_positive("model.attention_pattern", self, ("window", "dilation", "block_size"))
+        require(self.kind != "longformer" or self.window % 2 == 0, "model.attention_pattern.window", self.window,
+                "longformer's must be even, half of it to each side")
+        require(self.random_blocks >= 0, "model.attention_pattern.random_blocks", self.random_blocks,
+                "it cannot be negative")
+        object.__setattr__(self, "global_tokens", tuple(self.global_tokens))
 
 
 @dataclass(frozen=True)
@@ -126,6 +131,8 @@ class ModelConfig:
     """Added to the variance."""
     norm_bias: bool = True
     """Whether LayerNorm has a bias."""
+    norm_unit_offset: bool = False
+    """RMSNorm multiplies by 1 + scale, so that a scale of 0 is neutral (Gemma)."""
     embedding_norm: bool = False
     """Norm on the sum of the embeddings (BERT, BART)."""
     qk_norm: bool = False
@@ -234,6 +241,7 @@ class ModelConfig:
                 "decoder_layers is 0 as well: one of the two must be above 0")
         require(len(self.attention_pattern) > 0, "model.attention_pattern", self.attention_pattern,
                 "it needs at least one pattern")
+        require(not self.norm_unit_offset or self.norm == "rms", "model.norm_unit_offset", True, "it needs norm='rms'")
         require(not (self.token_head or self.pooler) or self.is_encoder_only, "model.token_head or model.pooler", True,
                 "only an encoder (decoder_layers=0) has it")
         shared = self.tie_embeddings in ("all", "inputs")
@@ -264,9 +272,15 @@ class ModelConfig:
                 "linear attention has no scores to add a bias to: use sinusoidal, learned, rotary or none")
         require(not (linear and self.attention_softcap), "model.attention_softcap", self.attention_softcap,
                 "linear attention has no scores to cap")
+        require(self.position != "sinusoidal" or self.d_model % 2 == 0, "model.d_model", self.d_model,
+                "sinusoidal positions need an even width, a sine and a cosine for each wavelength")
+        require(self.position_offset >= 0, "model.position_offset", self.position_offset, "it cannot be negative")
+        require(self.token_types >= 0, "model.token_types", self.token_types, "it cannot be negative")
         if self.position == "t5":
-            require(self.t5_buckets >= 2 and self.t5_buckets % 2 == 0, "model.t5_buckets", self.t5_buckets,
-                    "it must be even and at least 2")
+            require(self.t5_buckets >= 4 and self.t5_buckets % 2 == 0, "model.t5_buckets", self.t5_buckets,
+                    "it must be even and at least 4")
+            require(self.t5_max_distance > self.t5_buckets // 2, "model.t5_max_distance", self.t5_max_distance,
+                    f"it must be above t5_buckets / 2 = {self.t5_buckets // 2}")
 
     @property
     def is_encoder_only(self) -> bool:

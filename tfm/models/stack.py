@@ -87,7 +87,7 @@ class Stack(nn.Module):
         Returns:
             [B, T, M], and the cache after the call.
         """
-        self._check(x.shape[1], positions, segments, encoded_segments, prefix_length, cache)
+        self._check(x.shape[1], segments, encoded_segments, prefix_length, cache)
         if positions is None:
             positions = default_positions(x.shape[1], mask=mask, segments=segments,
                                           past=None if cache is None else cache.lengths)
@@ -153,21 +153,19 @@ class Stack(nn.Module):
     def _dropout_key(self, deterministic: bool) -> jax.Array | None:
         return None if deterministic or not self.has_rng("dropout") else self.make_rng("dropout")
 
-    def _check(self, length: int, positions: Any, segments: jax.Array | None, encoded_segments: jax.Array | None,
+    def _check(self, length: int, segments: jax.Array | None, encoded_segments: jax.Array | None,
                prefix_length: jax.Array | None, cache: Cache | None) -> None:
         """Refuse what would otherwise give wrong numbers."""
-        config = self.config
         if cache is not None and segments is not None:
             raise ValueError("segments do not go together with a cache: a cached row is one sequence")
         if self.cross and (segments is None) != (encoded_segments is None):
             raise ValueError("packed rows need the segments of both sides, source_segments and target_segments")
-        kinds = {pattern.kind for pattern in config.attention_pattern[:self.num_layers]}
+        kinds = {self.config.pattern_of(i).kind for i in range(self.num_layers)}
         if "linear" in kinds and not (segments is None and prefix_length is None):
-            raise ValueError("linear attention has no mask for packed segments or a prefix: use batching='bucket'")
-        limited = positions is None and segments is None and cache is None
-        if limited and (config.position == "learned" or "bigbird" in kinds) and length > config.max_positions:
-            raise ValueError(f"a sequence of {length} positions does not fit "
-                             f"model.max_positions={config.max_positions}: shorten the input or raise it")
+            raise ValueError("linear attention has no mask for packed segments or a prefix: use padded batches")
+        if "bigbird" in kinds and cache is None and length > self.config.max_positions:
+            raise ValueError(f"a sequence of {length} tokens does not fit the bigbird pattern of "
+                             f"model.max_positions={self.config.max_positions}: shorten it or raise max_positions")
 
     def _embed(self, x: jax.Array, positions: Any, token_types: jax.Array | None, deterministic: bool) -> jax.Array:
         config = self.config
