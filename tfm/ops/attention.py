@@ -3,9 +3,9 @@
 from typing import Literal
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from tfm.ops.blockwise import blockwise_attention
 from tfm.ops.dense import Scoring, dense_attention, dense_scores, softmax
 from tfm.ops.masks import Array, Rule, Tokens, as_rule
 from tfm.ops.positions import Bias, MatrixBias, Shaw
@@ -63,6 +63,7 @@ def attention(
       ValueError: shapes that do not fit, an unknown implementation, dropout without a key.
 
     Example:
+      >>> import jax.numpy as jnp
       >>> from tfm.masks import Causal
       >>> x = jnp.ones((1, 3, 2, 4))
       >>> attention(x, x, x, mask=Causal()).shape
@@ -77,7 +78,12 @@ def attention(
         raise ValueError(f"dropout_rate is {dropout_rate}, which needs a dropout_key")
     scoring = _scoring(query, mask, bias, scale, relative, soft_cap, dropout_rate)
     tokens = _tokens(query, key, query_positions, key_positions)
-    output, lse = dense_attention(query, key, value, scoring, *tokens, dropout_key)
+    if implementation == "auto":
+        implementation = "dense" if key.shape[1] * query.shape[1] <= 1024 * 1024 else "blockwise"
+    if implementation == "blockwise":
+        output, lse = blockwise_attention(query, key, value, scoring, *tokens, dropout_key, block_size)
+    else:
+        output, lse = dense_attention(query, key, value, scoring, *tokens, dropout_key)
     return (output, lse) if return_lse else output
 
 
@@ -101,6 +107,7 @@ def attention_weights(
       [B, H, T, S] float32; rows sum to 1, or are zeros where the query has nothing to see.
 
     Example:
+      >>> import jax.numpy as jnp
       >>> scores = jnp.array([1.2, 2.4, 0.3])
       >>> query, key = jnp.full((1, 1, 1, 4), 0.5), 0.5 * jnp.ones((1, 3, 1, 4)) * scores[:, None, None]
       >>> attention_weights(query, key).round(3).tolist()

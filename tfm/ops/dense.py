@@ -24,6 +24,24 @@ class Scoring:
     soft_cap: float | None = dataclasses.field(metadata={"static": True})
     dropout_rate: float = dataclasses.field(metadata={"static": True})
 
+    @property
+    def plain(self) -> bool:
+        """The scores are the products."""
+        return self.bias is None and self.relative is None and self.soft_cap is None and self.scale == 1.0
+
+    def from_products(self, products: jax.Array, query: jax.Array, rows: Tokens, columns: Tokens) -> jax.Array:
+        """Scores [B, H, n, m] from the products q . k and the queries [B, H, n, D], the rule aside."""
+        scores = products
+        if self.relative is not None:
+            scores += self.relative.products(query, rows, columns).astype(scores.dtype)
+        if self.scale != 1.0:
+            scores *= self.scale
+        if self.soft_cap is not None:
+            scores = self.soft_cap * jnp.tanh(scores / self.soft_cap)
+        if self.bias is not None:
+            scores += self.bias.values(rows, columns).astype(scores.dtype)
+        return scores
+
 
 def accumulator(*arrays: Array) -> jnp.dtype:
     """The dtype of scores and sums: float32, or float64 where an input has it."""
@@ -52,8 +70,7 @@ def dense_attention(
     output = jnp.einsum("BKGTS,BSKD->BTKGD", grouped, value, preferred_element_type=scores.dtype)
     output = output.reshape(B, T, H, -1)
     if scoring.relative is not None and scoring.relative.value_table is not None:
-        rows = jax.nn.one_hot(scoring.relative.buckets(query_tokens, key_tokens), len(scoring.relative.value_table))
-        output += jnp.einsum("BHTS,BTSR,RD->BTHD", weights, rows, scoring.relative.value_table)
+        output += scoring.relative.values(weights, query_tokens, key_tokens).swapaxes(1, 2)
     return output.astype(query.dtype), lse
 
 
@@ -68,20 +85,20 @@ def dense_scores(
 ) -> jax.Array:
     """The scores [B, H, T, S], `NEGATIVE` where the rule says no."""
     (B, T, H, D), (S, K) = query.shape, key.shape[1:3]
-    dtype = accumulator(query, key)
-    grouped = (query * jnp.asarray(scoring.scale, query.dtype)).reshape(B, T, K, H // K, D)
-    scores = jnp.einsum("BTKGD,BSKD->BKGTS", grouped, key, preferred_element_type=dtype).reshape(B, H, T, S)
-    if scoring.relative is not None:
-        products = jnp.einsum("BTHD,RD->BHTR", query * scoring.scale, scoring.relative.key_table).astype(dtype)
-        rows = jnp.broadcast_to(scoring.relative.buckets(query_tokens, key_tokens)[:, None], scores.shape)
-        scores += jnp.take_along_axis(products, rows, -1)
-    if scoring.soft_cap is not None:
-        scores = scoring.soft_cap * jnp.tanh(scores / scoring.soft_cap)
-    if scoring.bias is not None:
-        scores += scoring.bias.values(query_tokens, key_tokens).astype(dtype)
+    query, scoring = scaled(query, scoring)
+    grouped = query.reshape(B, T, K, H // K, D)
+    products = jnp.einsum("BTKGD,BSKD->BKGTS", grouped, key, preferred_element_type=accumulator(query, key))
+    scores = scoring.from_products(products.reshape(B, H, T, S), query.swapaxes(1, 2), query_tokens, key_tokens)
     if scoring.rule is not None:
         scores = jnp.where(scoring.rule.visible(query_tokens, key_tokens), scores, NEGATIVE)
     return scores
+
+
+def scaled(query: jax.Array, scoring: Scoring) -> tuple[jax.Array, Scoring]:
+    """Moves the scale from the scores to the queries, where their dtype holds the product well."""
+    if jnp.finfo(query.dtype).bits < 32:
+        return query, scoring
+    return query * scoring.scale, dataclasses.replace(scoring, scale=1.0)
 
 
 @jax.custom_jvp

@@ -23,21 +23,39 @@ _FAR = 1 << 30
 
 @dataclasses.dataclass(frozen=True)
 class Tokens:
-    """One side of a block: the tokens' positions, and where they stand in the arrays of their side.
+    """One side of a block: the tokens' positions, and where they stand in the arrays of the whole.
 
     Args:
       positions: [B|1, n] int32.
-      index: [n] int32, or None for all tokens of the side in their order.
+      index: [n] int32, places along the side; None for all in order.
+      batch: [b] int32, rows of the batch; None for all.
+      heads: [h] int32, query heads; None for all.
+      consecutive: positions are known to be consecutive, the same for all rows of the batch.
     """
 
     positions: Array
     index: Array | None = None
+    batch: Array | None = None
+    heads: Array | None = None
+    consecutive: bool = False
 
-    def take(self, x: Array, axis: int) -> Array:
+    def along(self, x: Array, axis: int) -> Array:
         """The entries of these tokens along an axis; an axis of length 1 serves all."""
-        if self.index is None or x.shape[axis] == 1:
-            return x
-        return jnp.take(x, self.index, axis=axis, mode="clip")
+        return _pick(x, self.index, axis)
+
+    def rows(self, x: Array, axis: int = 0) -> Array:
+        """The entries of these rows of the batch."""
+        return _pick(x, self.batch, axis)
+
+    def per_head(self, x: Array, axis: int) -> Array:
+        """The entries of these heads."""
+        return _pick(x, self.heads, axis)
+
+
+def _pick(x: Array, index: Array | None, axis: int) -> Array:
+    if index is None or x.shape[axis] == 1:
+        return x
+    return jnp.take(x, index, axis=axis, mode="clip")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -306,7 +324,7 @@ class Window(Rule):
 
     def visible(self, query: Tokens, key: Tokens) -> Array:
         q, k = pair_up(query.positions, key.positions)
-        step, left, right = self._reach()
+        step, left, right = (query.per_head(x, 0) for x in self._reach())
         offset = k - q
         seen = (offset >= -left) & (offset <= right)
         return seen if self.dilations == (1,) else seen & (offset % step == 0)
@@ -344,7 +362,7 @@ class Padding(Rule):
     valid: Array
 
     def visible(self, query: Tokens, key: Tokens) -> Array:
-        return key.take(jnp.atleast_2d(self.valid), 1)[:, None, None, :]
+        return key.rows(key.along(jnp.atleast_2d(self.valid), 1))[:, None, None, :]
 
     def bounds(self, query: Spans, key: Spans) -> tuple[Array, Array]:
         valid = self.valid if self.valid.ndim == 2 else self.valid[None]
@@ -366,8 +384,8 @@ class Segments(Rule):
     key_ids: Array
 
     def visible(self, query: Tokens, key: Tokens) -> Array:
-        q = query.take(jnp.atleast_2d(self.query_ids), 1)
-        k = key.take(jnp.atleast_2d(self.key_ids), 1)
+        q = query.rows(query.along(jnp.atleast_2d(self.query_ids), 1))
+        k = key.rows(key.along(jnp.atleast_2d(self.key_ids), 1))
         q, k = pair_up(q, k)
         return q == k
 
@@ -395,7 +413,7 @@ class Prefix(Rule):
         return length.reshape(-1, 1, 1, 1)
 
     def visible(self, query: Tokens, key: Tokens) -> Array:
-        return key.positions[:, None, None, :] < self._length()
+        return key.positions[:, None, None, :] < key.rows(self._length())
 
     def bounds(self, query: Spans, key: Spans) -> tuple[Array, Array]:
         length = self._length()
@@ -423,9 +441,11 @@ class Global(Rule):
             chosen[list(self.tokens)] = True
             object.__setattr__(self, "tokens", chosen)
 
-    def _chosen(self, positions: Array) -> Array:
+    def _tokens(self) -> Array:
+        return self.tokens if self.tokens.ndim == 2 else self.tokens[None]
+
+    def _chosen(self, tokens: Array, positions: Array) -> Array:
         """[B, ...] bool: which positions are global ones."""
-        tokens = self.tokens if self.tokens.ndim == 2 else self.tokens[None]
         if not tokens.shape[1]:
             return positions < -_FAR
         xp = array_module(tokens, positions)
@@ -437,11 +457,12 @@ class Global(Rule):
         return found & inside
 
     def visible(self, query: Tokens, key: Tokens) -> Array:
-        q, k = pair_up(self._chosen(query.positions), self._chosen(key.positions))
+        chosen = query.rows(self._tokens())
+        q, k = pair_up(self._chosen(chosen, query.positions), self._chosen(chosen, key.positions))
         return q | k
 
     def bounds(self, query: Spans, key: Spans) -> tuple[Array, Array]:
-        q, k = self._chosen(query.positions), self._chosen(key.positions)
+        q, k = (self._chosen(self._tokens(), x.positions) for x in (query, key))
         (some_q, some_k), (every_q, every_k) = pair_up(q.any(-1), k.any(-1)), pair_up(q.all(-1), k.all(-1))
         return some_q | some_k, every_q | every_k
 
@@ -466,7 +487,7 @@ class Matrix(Rule):
         return mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
 
     def visible(self, query: Tokens, key: Tokens) -> Array:
-        return key.take(query.take(self._four(), 2), 3)
+        return query.per_head(query.rows(key.along(query.along(self._four(), 2), 3)), 1)
 
     def bounds(self, query: Spans, key: Spans) -> tuple[Array, Array]:
         mask = self._four()

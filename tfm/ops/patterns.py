@@ -32,6 +32,7 @@ class Blocks(Rule):
 
     def visible(self, query: Tokens, key: Tokens) -> Array:
         cells = array_module(self.cells, query.positions, key.positions).asarray(self.cells)
+        cells = query.per_head(cells, 0)
         (rows, columns), inside = self._places(query.positions, key.positions, cells.shape)
         return cells[np.arange(cells.shape[0])[:, None, None], rows, columns] & inside
 

@@ -195,7 +195,7 @@ class MatrixBias(Bias):
     def values(self, query: Tokens, key: Tokens) -> jax.Array:
         bias = jnp.asarray(self.bias)
         bias = bias.reshape((1,) * (4 - bias.ndim) + bias.shape)
-        return key.take(query.take(bias, 2), 3)
+        return query.per_head(query.rows(key.along(query.along(bias, 2), 3)), 1)
 
 
 def alibi_slopes(num_heads: int) -> jax.Array:
@@ -238,7 +238,7 @@ class Alibi(Bias):
 
     def values(self, query: Tokens, key: Tokens) -> jax.Array:
         q, k = pair_up(query.positions, key.positions)
-        slopes = jnp.asarray(self.slopes)
+        slopes = query.per_head(jnp.asarray(self.slopes), 0)
         return -slopes[:, None, None] * abs(q - k).astype(slopes.dtype)
 
 
@@ -300,7 +300,7 @@ class T5Bias(Bias):
 
     def values(self, query: Tokens, key: Tokens) -> jax.Array:
         q, k = pair_up(query.positions, key.positions)
-        table = jnp.asarray(self.table)
+        table = query.per_head(jnp.asarray(self.table), 1)
         bucket = t5_bucket(
             k - q, bidirectional=self.bidirectional, num_buckets=table.shape[0], max_distance=self.max_distance
         )
@@ -324,7 +324,21 @@ class Shaw:
     key_table: Array
     value_table: Array | None = None
 
-    def buckets(self, query: Tokens, key: Tokens) -> jax.Array:
+    def products(self, query: Array, rows: Tokens, columns: Tokens) -> jax.Array:
+        """q_i . a_r for queries [B, H, n, D] and some keys: [B, H, n, m]."""
+        products = jnp.einsum("BHTD,RD->BHTR", query, self.key_table, preferred_element_type=jnp.float32)
+        buckets = self._buckets(rows, columns)[:, None]
+        shape = *products.shape[:3], buckets.shape[-1]
+        return jnp.take_along_axis(products, jnp.broadcast_to(buckets, shape), -1)
+
+    def values(self, weights: jax.Array, rows: Tokens, columns: Tokens) -> jax.Array:
+        """sum_j w_ij b_r for weights [B, H, n, m]: [B, H, n, Dv]."""
+        chosen = jax.nn.one_hot(self._buckets(rows, columns), len(self.value_table), dtype=weights.dtype)
+        chosen = jnp.broadcast_to(chosen, (len(weights), *chosen.shape[1:]))
+        sums = jnp.einsum("BHTS,BTSR->BHTR", weights, chosen)
+        return jnp.einsum("BHTR,RD->BHTD", sums, self.value_table)
+
+    def _buckets(self, query: Tokens, key: Tokens) -> jax.Array:
         """The rows r of the tables for some queries and keys: [B|1, n, m] int32."""
         reach = self.key_table.shape[0] // 2
         offset = key.positions[:, None, :] - query.positions[:, :, None]
