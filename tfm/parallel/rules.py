@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 MeshAxes = str | tuple[str, ...] | None
@@ -70,6 +71,27 @@ def _fitting(shape: Sequence[int], axes: Sequence[MeshAxes], sizes: dict[str, in
     return PartitionSpec(*kept)
 
 
+def state_shardings(shapes: Any, mesh: Mesh) -> Any:
+    """A sharding for every leaf of a train state (or of a params tree), from shapes alone."""
+    return jax.tree.map(lambda _: NamedSharding(mesh, PartitionSpec()), shapes)
+
+
 def path_name(path: Sequence[Any]) -> str:
     """`decoder/layers_0/self_attention/query/kernel` for a key path of `jax.tree_util`."""
     return jax.tree_util.keystr(tuple(path), simple=True, separator="/")
+
+
+def place_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
+    """Put the rows that this process holds onto its devices; together they are the global batch.
+
+    Args:
+        batch: [rows, ...] arrays; over all processes, `batch_shards(mesh)` must divide the number of rows.
+        mesh: where to.
+
+    Returns:
+        global arrays, rows split as `batch_sharding` says.
+    """
+    sharding = batch_sharding(mesh)
+    if jax.process_count() == 1:
+        return jax.device_put(dict(batch), sharding)
+    return {name: jax.make_array_from_process_local_data(sharding, x) for name, x in batch.items()}

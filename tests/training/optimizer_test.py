@@ -1,0 +1,87 @@
+"""The schedule's published numbers, and the optimizers against torch."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from tfm.config import Config, ModelConfig, OptimizerConfig, TrainConfig
+from tfm.training.optimizer import decay_mask, make_optimizer, make_schedule, warmup_inverse_sqrt
+
+MODEL = ModelConfig(vocab_size=10)
+
+
+def test_schedule_of_the_base_model():
+    rate = warmup_inverse_sqrt(512, 4000)
+    assert float(rate(0)) == pytest.approx(1.7469e-7, rel=1e-4)
+    assert float(rate(3999)) == pytest.approx(6.9877e-4, rel=1e-4)
+    assert float(rate(3998)) < float(rate(3999)) > float(rate(4000))
+
+
+def test_schedule_equals_the_equation():
+    steps = np.array([1.0, 7, 500, 501, 100_000])
+    expected = 64**-0.5 * np.minimum(steps**-0.5, steps * 500**-1.5)
+    rate = warmup_inverse_sqrt(64, 500)
+    np.testing.assert_allclose([float(rate(int(s) - 1)) for s in steps], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("d_model, warmup", [(0, 10), (8, 0), (-1, 3)])
+def test_schedule_refuses_sizes_below_one(d_model, warmup):
+    with pytest.raises(ValueError, match="above 0"):
+        warmup_inverse_sqrt(d_model, warmup)
+
+
+@pytest.mark.parametrize("schedule, expected", [
+    ("warmup_cosine", [0.025, 0.1, 0.055, 0.01]),
+    ("warmup_linear", [0.025, 0.1, 0.055, 0.01]),
+    ("constant", [0.025, 0.1, 0.1, 0.1]),
+])
+def test_other_schedules_at_first_peak_middle_and_last_update(schedule, expected):
+    config = Config(MODEL, train=TrainConfig(steps=24), optimizer=OptimizerConfig(
+        schedule=schedule, learning_rate=0.1, final_learning_rate=0.01, warmup_steps=4))
+    rate = make_schedule(config)
+    np.testing.assert_allclose([float(rate(count)) for count in (0, 3, 13, 23)], expected, rtol=1e-5)
+
+
+def torch_steps(make, gradients, start):
+    parameter = torch.nn.Parameter(torch.tensor(start))
+    optimizer = make([parameter])
+    for gradient in gradients:
+        parameter.grad = torch.tensor(gradient)
+        optimizer.step()
+    return parameter.detach().numpy()
+
+
+@pytest.mark.parametrize("config, make", [
+    (OptimizerConfig(name="adam"), lambda p: torch.optim.Adam(p, lr=0.01, betas=(0.9, 0.98), eps=1e-9)),
+    (OptimizerConfig(name="adamw", weight_decay=0.3),
+     lambda p: torch.optim.AdamW(p, lr=0.01, betas=(0.9, 0.98), eps=1e-9, weight_decay=0.3)),
+    (OptimizerConfig(name="sgd", beta1=0.5), lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.5)),
+])
+def test_update_rules_equal_torch(config, make):
+    random = np.random.default_rng(0)
+    start = random.normal(size=(3, 4)).astype(np.float32)
+    gradients = random.normal(size=(5, 3, 4)).astype(np.float32)
+    optimizer = make_optimizer(config, lambda count: 0.01)
+    params = {"kernel": jnp.asarray(start)}
+    state = optimizer.init(params)
+    for gradient in gradients:
+        updates, state = optimizer.update({"kernel": jnp.asarray(gradient)}, state, params)
+        params = jax.tree.map(jnp.add, params, updates)
+    np.testing.assert_allclose(params["kernel"], torch_steps(make, gradients, start), rtol=2e-5, atol=1e-6)
+
+
+def test_clipping_scales_the_global_norm():
+    config = OptimizerConfig(name="sgd", beta1=0.0, clip_norm=1.0)
+    optimizer = make_optimizer(config, lambda count: 1.0)
+    gradients = {"a": jnp.array([3.0]), "b": jnp.array([4.0])}
+    updates, _ = optimizer.update(gradients, optimizer.init(gradients), gradients)
+    np.testing.assert_allclose([updates["a"][0], updates["b"][0]], [-0.6, -0.8], rtol=1e-6)
+
+
+def test_weight_decay_leaves_norms_and_biases_alone():
+    params = {"final_norm": {"scale": 1.0, "bias": 1.0}, "query": {"kernel": 1.0, "bias": 1.0},
+              "token_embedding": {"table": 1.0}}
+    assert decay_mask(params) == {"final_norm": {"scale": False, "bias": False},
+                                  "query": {"kernel": True, "bias": False}, "token_embedding": {"table": True}}

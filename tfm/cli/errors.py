@@ -1,0 +1,62 @@
+"""From a user's mistake to one line on stderr and exit code 2, for all commands."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+MISTAKE, INTERRUPTED = 2, 128 + signal.SIGINT
+PACKAGE = Path(__file__).resolve().parents[1]
+
+
+def run_main(command: Callable[[], int]) -> int:
+    """Run a command and give its exit code: 2, after one line on stderr, for a user's mistake.
+
+    A mistake is a ValueError or ImportError that this package raises itself, or any OSError (a missing file, no space
+    left). Everything else is a defect of ours and shows its traceback.
+
+    Args:
+        command: gives the exit code.
+
+    Example:
+        >>> run_main(lambda: 0)
+        0
+    """
+    try:
+        return command()
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader went away, as `head` does; nothing more can be written, not even at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        return _complain(_os_message(error))
+    except (ValueError, ImportError) as error:
+        if not _raised_here(error):
+            raise
+        return _complain(str(error))
+
+
+def _complain(message: str) -> int:
+    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    return MISTAKE
+
+
+def _os_message(error: OSError) -> str:
+    if error.filename is None:
+        return str(error.strerror or error) if error.errno == errno.ENOSPC else str(error)
+    return f"{error.filename}: {error.strerror}"
+
+
+def _raised_here(error: BaseException) -> bool:
+    """Whether the innermost frame of a traceback belongs to this package or to a config file."""
+    frames = traceback.extract_tb(error.__traceback__)
+    last = Path(frames[-1].filename).resolve()
+    return PACKAGE in last.parents

@@ -1,0 +1,33 @@
+"""The `tfm` command: `tfm train ...`, `tfm decode ...`, each in its own module."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from tfm.config_json import nearest
+
+COMMANDS = {
+    "train": ("tfm.cli.train", "train a model from a config file"),
+}
+"""command -> (module with main(argv), what it does)."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command that the first argument names; give its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print("usage: tfm COMMAND ...\n")
+        print("\n".join(f"  {name:10} {what}" for name, (_, what) in COMMANDS.items()))
+        print("\ntfm COMMAND --help shows its options")
+        return 0
+    if arguments[0] not in COMMANDS:
+        near = nearest(arguments[0], list(COMMANDS))
+        print(f"error: unknown command {arguments[0]}" + (f": did you mean {near}?" if near else ""), file=sys.stderr)
+        return 2
+    return importlib.import_module(COMMANDS[arguments[0]][0]).main(arguments[1:])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

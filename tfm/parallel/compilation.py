@@ -1,0 +1,23 @@
+"""JAX's persistent compilation cache."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import jax
+
+
+def enable_compilation_cache() -> Path:
+    """Keep compiled programs in the user's cache folder, so that the next start does not compile them again.
+
+    `JAX_COMPILATION_CACHE_DIR` names another folder.
+
+    Returns:
+        the folder.
+    """
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = Path(os.environ.get("JAX_COMPILATION_CACHE_DIR") or base / "tfm" / "jax")
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+    return folder

@@ -1,0 +1,222 @@
+"""The training loop: host code only. Next batch, step, and what is due after it."""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from tfm.config import Config
+from tfm.parallel.mesh import use_mesh
+from tfm.parallel.rules import batch_shards, place_batch
+from tfm.training.checkpoint import Checkpoints
+from tfm.training.evaluation import EvaluationStopped, StopCheck
+from tfm.training.loss import Params
+from tfm.training.metrics import MetricsWriter
+from tfm.training.report import Reporter
+from tfm.training.step import ByShape, TrainState, pad_rows
+
+LATE = 2
+"""Steps that may be on their way while the host goes on; older ones are waited for and checked."""
+
+
+class TrainingDivergedError(ValueError):
+    """The loss or the gradient is NaN or infinite."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a training run consists of."""
+
+    config: Config
+    folder: Path
+    mesh: Mesh
+    step: ByShape
+    """Compiled (state, batch) -> (state, metrics)."""
+    batches: Iterator[Mapping[str, np.ndarray]]
+    """Endless; `get_state` gives the position after the last batch."""
+    schedule: Callable[[int], Any]
+    evaluate: Callable[[Run, Params, int, StopCheck], dict[str, float]] | None
+    """(run, params, step, stop) -> scores; `bleu`, or else `valid_loss`, decides which checkpoint is the best."""
+    checkpoints: Checkpoints
+    writer: MetricsWriter
+    reporter: Reporter
+    describe: Callable[[Mapping[str, np.ndarray]], list[str]] = lambda batch: []
+    """A batch's examples as text, for the message about a loss that is not finite."""
+
+    def place(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
+        """A batch on the mesh, its rows padded to what devices and micro-batches divide."""
+        local_shards = max(batch_shards(self.mesh) // jax.process_count(), 1)
+        return place_batch(pad_rows(batch, local_shards * self.config.optimizer.accumulate), self.mesh)
+
+
+def train(run: Run, state: TrainState) -> tuple[TrainState, int]:
+    """Train from the state to the config's last step, or until Ctrl-C or SIGTERM.
+
+    Args:
+        run: all parts.
+        state: at step 0 or restored; `run.batches` stands where it belongs to it.
+
+    Returns:
+        state, and the number of the signal that stopped the run (0: it is complete).
+
+    Raises:
+        TrainingDivergedError: a loss or gradient that is not finite; nothing was saved after it.
+    """
+    total = run.config.train.steps
+    done = int(state.step)
+    window = _Window(run)
+    run.reporter.start(done)
+    try:
+        with use_mesh(run.mesh), StopSignals() as stop:
+            while done < total:
+                batch = next(run.batches)
+                state, metrics = run.step(state, run.place(batch))
+                done += 1
+                window.add(done, metrics, batch)
+                run.reporter.advance(done)
+                stopping = stop()
+                if stopping or _due(run.config, done):
+                    _after_step(run, state, done, window, stop)
+                if stopping:
+                    break
+    finally:
+        run.reporter.stop()
+    run.checkpoints.wait()
+    return state, stop.received if done < total else 0
+
+
+class StopSignals:
+    """Within it, Ctrl-C and SIGTERM are noted in `received`; a second Ctrl-C interrupts at once."""
+
+    def __init__(self) -> None:
+        self.received = 0
+        self._before: dict[int, Any] = {}
+
+    def __call__(self) -> bool:
+        return self.received != 0
+
+    def __enter__(self) -> StopSignals:
+        if threading.current_thread() is not threading.main_thread():
+            return self
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.received and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.received = number
+
+
+class _Window:
+    """The steps since the last report: their sums, their time, and the batches whose metrics are not here yet."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._pending: deque[tuple[int, Any, Mapping[str, np.ndarray]]] = deque()
+        self.restart()
+
+    def restart(self) -> None:
+        self._sums = {"loss": 0.0, "weight": 0.0}
+        self._gradient_norm = 0.0
+        self._tokens = 0
+        self._start = time.perf_counter()
+        self._compiled = self._run.step.compile_seconds
+
+    def add(self, step: int, metrics: Any, batch: Mapping[str, np.ndarray]) -> None:
+        self._pending.append((step, metrics, batch))
+        if len(self._pending) > LATE:
+            self._fetch()
+
+    def close(self, step: int) -> dict[str, float]:
+        """Wait for all steps, and give the means of the window."""
+        while self._pending:
+            self._fetch()
+        compiling = self._run.step.compile_seconds - self._compiled
+        seconds = max(time.perf_counter() - self._start - compiling, 1e-9)
+        return {"loss": self._sums["loss"] / max(self._sums["weight"], 1.0),
+                "learning_rate": float(self._run.schedule(step - 1)), "gradient_norm": self._gradient_norm,
+                "tokens": float(self._tokens), "tokens_per_second": self._tokens / seconds}
+
+    def _fetch(self) -> None:
+        step, metrics, batch = self._pending.popleft()
+        values = {name: float(value) for name, value in jax.device_get(metrics).items()}
+        for name in ("loss", "gradient_norm"):
+            if not math.isfinite(values[name]):
+                raise _diverged(self._run, step, name, values[name], batch)
+        for name in self._sums:
+            self._sums[name] += values[name]
+        self._gradient_norm = values["gradient_norm"]
+        self._tokens += count_tokens(batch) * jax.process_count()
+
+
+def count_tokens(batch: Mapping[str, np.ndarray]) -> int:
+    """Real tokens of a batch, source and target together."""
+    masks = [batch[name] for name in ("source_mask", "target_mask", "mask") if name in batch]
+    return int(sum(np.count_nonzero(mask) for mask in masks or [batch["weights"]]))
+
+
+def _due(config: Config, step: int) -> bool:
+    train = config.train
+    periods = (train.log_every, train.eval_every, train.checkpoint_every)
+    return step == train.steps or any(step % period == 0 for period in periods)
+
+
+def _after_step(run: Run, state: TrainState, step: int, window: _Window, stop: StopSignals) -> None:
+    """Report, evaluate and save what is due. Only losses seen to be finite come before a checkpoint."""
+    train = run.config.train
+    values = window.close(step)
+    run.checkpoints.poll()
+    last = step == train.steps
+    evaluate = run.evaluate is not None and (last or step % train.eval_every == 0)
+    scores: dict[str, float] = {}
+    if evaluate and run.evaluate is not None and not stop.received:
+        try:
+            scores = run.evaluate(run, state.params if state.ema is None else state.ema, step, stop)
+        except EvaluationStopped:
+            pass
+    values |= scores
+    run.writer.write(step, values)
+    run.reporter.report(step, values)
+    score = _score(scores)
+    if last or stop() or step % train.checkpoint_every == 0 or run.checkpoints.beats(score):
+        run.checkpoints.save(state, config=run.config, data_state=_position(run.batches), scores=score)
+    window.restart()
+
+
+def _score(scores: Mapping[str, float]) -> dict[str, float]:
+    """What decides which checkpoint is the best: BLEU, or else the validation loss, the lower the better."""
+    if "bleu" in scores:
+        return {"bleu": scores["bleu"]}
+    return {"minus_valid_loss": -scores["valid_loss"]} if "valid_loss" in scores else {}
+
+
+def _position(batches: Any) -> Any:
+    return batches.get_state()
+
+
+def _diverged(run: Run, step: int, name: str, value: float, batch: Mapping[str, np.ndarray]) -> TrainingDivergedError:
+    """The error, after the batch's examples were written beside the run."""
+    lines = run.describe(batch)
+    path = run.folder / f"not_finite_{step}.txt"
+    path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    first = f", such as {lines[0]!r}" if lines else ""
+    return TrainingDivergedError(
+        f"{name.replace('_', ' ')} is {value} at step {step}, learning rate {float(run.schedule(step - 1)):.3e}: the run "
+        f"stops here and keeps the checkpoints before it. The step's {len(lines)} examples are in {path}{first}")

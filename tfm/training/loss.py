@@ -1,0 +1,52 @@
+"""The loss of a batch: a sum over real target tokens and their number, never a mean of means."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from tfm.config import ModelConfig
+from tfm.models.output import output_matrix
+from tfm.ops.losses import fused_cross_entropy_sum
+
+Params = Any
+Batch = Mapping[str, Any]
+LossFn = Callable[[Params, Batch, jax.Array | None], dict[str, jax.Array]]
+"""(params, batch, dropout key or None) -> sums; `loss` and `weight` among them, and loss / weight is the mean."""
+
+MODEL_INPUTS = ("source_mask", "target_mask", "source_positions", "target_positions", "source_segments",
+                "target_segments", "mask", "positions", "segments", "prefix_length", "token_types")
+
+
+def make_loss(model: nn.Module, config: ModelConfig, *, smoothing: float = 0.0) -> LossFn:
+    """The loss function of a model: label-smoothed cross-entropy summed over the real target tokens.
+
+        loss = sum_i weight_i loss_i,    weight = sum_i weight_i
+
+    Dividing the two only after they are summed over all devices and micro-batches makes every token count the same.
+
+    Args:
+        model: module with a `hidden` method, as `tfm.build` makes it.
+        config: its architecture.
+        smoothing: share of the target probability spread over the vocabulary; 0 for evaluation.
+
+    Returns:
+        loss function: (params, batch, dropout key or None) -> {"loss": float32 sum in nats, "weight": float32 sum}.
+    """
+
+    def loss(params: Params, batch: Batch, key: jax.Array | None) -> dict[str, jax.Array]:
+        tokens = [batch[name] for name in ("source", "target", "tokens") if name in batch]
+        given = {name: batch[name] for name in MODEL_INPUTS if name in batch}
+        rngs = {} if key is None else {"dropout": key}
+        hidden = model.apply({"params": params}, *tokens, **given, deterministic=key is None, rngs=rngs,
+                             method="hidden")
+        matrix, bias = output_matrix(config, params)
+        total = fused_cross_entropy_sum(hidden, matrix, batch["labels"], smoothing=smoothing,
+                                        weights=batch["weights"], bias=bias, softcap=config.logit_softcap)
+        return {"loss": total, "weight": jnp.sum(batch["weights"].astype(jnp.float32))}
+
+    return loss

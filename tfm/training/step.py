@@ -1,0 +1,154 @@
+"""One update of the parameters: pure functions (state, batch) -> (state, metrics)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import struct
+
+from tfm.training.loss import Batch, LossFn, Params
+
+
+@struct.dataclass
+class TrainState:
+    """All that changes while training; with the data's position it is the whole run."""
+
+    step: jax.Array
+    """int32: updates done."""
+    params: Params
+    opt_state: Any
+    ema: Params | None
+    """Moving average of the parameters, or None."""
+    key: jax.Array
+    """Key data from which each step's dropout key is folded."""
+
+
+Metrics = dict[str, jax.Array]
+StepFn = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
+
+
+def init_state(init: Callable[[jax.Array], Params], optimizer: optax.GradientTransformation, seed: int, *,
+               ema: bool = False) -> TrainState:
+    """The state before the first update. Pure: jit it with out_shardings so that no array exists unsharded.
+
+    Args:
+        init: random key -> params.
+        optimizer: optax transformation.
+        seed: seed of the initialisation and of dropout.
+        ema: whether a moving average is kept; it starts at the parameters.
+
+    Returns:
+        state.
+    """
+    init_key, dropout_key = jax.random.split(jax.random.key(seed))
+    params = init(init_key)
+    average = jax.tree.map(jnp.copy, params) if ema else None
+    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), average,
+                      jax.random.key_data(dropout_key))
+
+
+def make_train_step(loss_fn: LossFn, optimizer: optax.GradientTransformation, *, accumulate: int = 1,
+                    ema_decay: float | None = None) -> StepFn:
+    """The function of one update.
+
+        gradient = (sum over micro-batches of d loss / d params) / (sum over micro-batches of weight)
+
+    so that `accumulate` changes the memory a step needs and nothing else, up to rounding (and other dropout draws).
+
+    Args:
+        loss_fn: as `tfm.training.loss.make_loss` makes it.
+        optimizer: optax transformation.
+        accumulate: micro-batches into which the rows of a batch are split; it must divide their number.
+        ema_decay: decay of the parameters' moving average, or None.
+
+    Returns:
+        step: (state, batch) -> (state, {"loss", "weight": sums, "gradient_norm"}).
+    """
+
+    def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
+        gradients, sums = _summed_gradients(loss_fn, state.params, batch, key, accumulate)
+        weight = jnp.where(sums["weight"] > 0, sums["weight"], 1.0)
+        gradients = jax.tree.map(lambda g: g / weight.astype(g.dtype), gradients)
+        with jax.named_scope("optimizer"):
+            updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
+            params = optax.apply_updates(state.params, updates)
+        ema = state.ema
+        if ema_decay is not None:
+            ema = jax.tree.map(lambda old, new: ema_decay * old + (1.0 - ema_decay) * new, ema, params)
+        metrics = sums | {"gradient_norm": optax.global_norm(gradients)}
+        return state.replace(step=state.step + 1, params=params, opt_state=opt_state, ema=ema), metrics
+
+    return step
+
+
+def make_eval_step(loss_fn: LossFn) -> Callable[[Params, Batch], Metrics]:
+    """The function of one evaluation step: (params, batch) -> the loss function's sums, without dropout."""
+    return lambda params, batch: loss_fn(params, batch, None)
+
+
+def pad_rows(batch: Mapping[str, np.ndarray], multiple: int) -> dict[str, np.ndarray]:
+    """Add rows of zeros, which are padding without weight, until the number of rows is a multiple.
+
+    Example:
+        >>> pad_rows({"weights": np.ones((3, 2))}, 2)["weights"].shape
+        (4, 2)
+    """
+    missing = -len(next(iter(batch.values()))) % multiple
+    if missing == 0:
+        return dict(batch)
+    return {name: np.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1)) for name, x in batch.items()}
+
+
+class ByShape:
+    """A jitted function compiled once for each set of argument shapes, with the time and the programs kept."""
+
+    def __init__(self, jitted: Any) -> None:
+        self._jitted = jitted
+        self.programs: dict[Any, Any] = {}
+        self.compile_seconds = 0.0
+
+    def __call__(self, tree: Any, batch: Mapping[str, jax.Array]) -> Any:
+        return self.compiled(tree, batch)(tree, batch)
+
+    def compiled(self, tree: Any, batch: Mapping[str, jax.Array]) -> Any:
+        """The program for these arguments; shapes of `tree` are the same in each call."""
+        shapes = tuple((name, x.shape, str(x.dtype)) for name, x in sorted(batch.items()))
+        if shapes not in self.programs:
+            start = time.perf_counter()
+            self.programs[shapes] = self._jitted.lower(tree, batch).compile()
+            self.compile_seconds += time.perf_counter() - start
+        return self.programs[shapes]
+
+
+def _summed_gradients(loss_fn: LossFn, params: Params, batch: Batch, key: jax.Array,
+                      accumulate: int) -> tuple[Params, Metrics]:
+    """Gradients of the summed loss and the loss function's sums, over all micro-batches."""
+
+    def value(p: Params, rows: Batch, k: jax.Array) -> tuple[jax.Array, Metrics]:
+        sums = loss_fn(p, rows, k)
+        return sums["loss"], sums
+
+    gradient = jax.grad(value, has_aux=True)
+    if accumulate == 1:
+        return gradient(params, batch, key)
+
+    def add(total: Any, micro: Any) -> tuple[Any, None]:
+        rows, number = micro
+        return jax.tree.map(jnp.add, total, gradient(params, rows, jax.random.fold_in(key, number))), None
+
+    micro_batches = jax.tree.map(lambda x: _interleave(x, accumulate), dict(batch))
+    shapes = jax.eval_shape(gradient, params, jax.tree.map(lambda x: x[0], micro_batches), key)
+    start = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+    return jax.lax.scan(add, start, (micro_batches, jnp.arange(accumulate)))[0]
+
+
+def _interleave(x: jax.Array, parts: int) -> jax.Array:
+    """[B, ...] -> [parts, B / parts, ...] where part i holds rows i, i + parts, ...: each device keeps its rows."""
+    return jnp.moveaxis(x.reshape(x.shape[0] // parts, parts, *x.shape[1:]), 1, 0)
