@@ -10,25 +10,39 @@ import jax.numpy as jnp
 
 from tfm.config import ModelConfig
 from tfm.models.build import build
-from tfm.nn.cache import Cache, init_cache
+from tfm.nn.cache import Cache, empty_cache
 
 Step = Callable[[jax.Array, Cache], tuple[jax.Array, Cache]]
 
 
-def make_step(config: ModelConfig, params: Any) -> Step:
+def make_step(config: ModelConfig, params: Any, shared: Cache | None = None) -> Step:
     """The step of a model with a decoder: tokens [N, T] int and a cache in, float32 logits [N, T, V] and the cache out.
 
-    The cache of an encoder-decoder comes from `start_translation`, that of a decoder from `start_generation`.
+    Args:
+        config: of the model.
+        params: its parameters.
+        shared: for an encoder-decoder, the cache of `start_translation` for B sentences; the step reads the source's
+            keys and values there, so that the loop's own cache, `own_part(cache)`, holds only what differs between
+            the N = B * n hypotheses.
     """
     module = build(config)
     variables = {"params": params}
 
-    def step(tokens: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
-        if config.is_encoder_decoder:
-            return module.apply(variables, tokens, None, cache=cache, method="decode")
+    def translate(tokens: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
+        assert shared is not None
+        whole = cache.replace(cross=shared.cross, source_mask=shared.source_mask)
+        logits, cache = module.apply(variables, tokens, None, cache=whole, method="decode")
+        return logits, own_part(cache)
+
+    def generate(tokens: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
         return module.apply(variables, tokens, cache=cache)
 
-    return step
+    return translate if config.is_encoder_decoder else generate
+
+
+def own_part(cache: Cache) -> Cache:
+    """The cache without the source's keys and values, which all hypotheses of a sentence share."""
+    return cache.replace(cross=None, source_mask=None)
 
 
 def start_translation(config: ModelConfig, params: Any, source: jax.Array, source_mask: jax.Array, max_length: int, *,
@@ -58,7 +72,7 @@ def start_generation(config: ModelConfig, params: Any, prompt: jax.Array, prompt
     batch, length = prompt.shape
     index = jnp.arange(length)
     last = jnp.max(jnp.where(prompt_mask, index, -1), axis=1, keepdims=True)
-    cache = init_cache(config, batch, length + max_length, dtype=dtype)
+    cache = empty_cache(config, batch, length + max_length, dtype=dtype)
     module = build(config)
     _, cache = module.apply({"params": params}, prompt, mask=prompt_mask & (index < last), cache=cache,
                             method="advance")

@@ -11,7 +11,7 @@ from flax import linen as nn
 from tfm.config import ModelConfig
 from tfm.models.output import OutputLogits, check_ids
 from tfm.models.stack import Stack
-from tfm.nn.cache import Cache, init_cache
+from tfm.nn.cache import Cache, empty_cache
 from tfm.nn.embeddings import Embedding
 from tfm.nn.projection import embedding_initializer
 
@@ -130,7 +130,7 @@ class Transformer(nn.Module):
         """
         if source_mask is None:
             source_mask = jnp.ones(encoded.shape[:2], bool)
-        cache = init_cache(self.config, encoded.shape[0], max_length, dtype=dtype)
+        cache = empty_cache(self.config, encoded.shape[0], max_length, dtype=dtype)
         return cache.replace(cross=self.decoder.project_memory(encoded), source_mask=source_mask)
 
     def _decode(self, target: jax.Array, encoded: jax.Array | None, *, source_mask: jax.Array | None,

@@ -78,7 +78,8 @@ class MultiHeadAttention(nn.Module):
 
         Args:
             x: [B, T, M] float.
-            memory: projected keys and values of cross-attention; None: those of x itself.
+            memory: projected keys and values of cross-attention, for each row of x or for each n neighbouring rows
+                (the beams of one sentence); None: those of x itself.
             positions: [T] or [B, T] int positions of x; None: 0, 1, 2, ...
             key_positions: positions of the keys where they are not those of x.
             mask: rule or bool [B, H, T, S].
@@ -104,6 +105,7 @@ class MultiHeadAttention(nn.Module):
         else:
             if stored is not None and plan is not None:
                 after, key, value = store(stored, key, value, plan)
+            query = query.reshape(key.shape[0], -1, *query.shape[2:])  # beams that share keys: [B * n, T] -> [B, n * T]
             heads = self.attend(query, key, value, mask=mask, bias=bias, query_positions=positions,
                                 key_positions=positions if key_positions is None else key_positions,
                                 deterministic=deterministic)

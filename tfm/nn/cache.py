@@ -118,23 +118,28 @@ def init_cache(config: ModelConfig, batch_size: int, max_length: int, *, dtype: 
         >>> init_cache(config, batch_size=3, max_length=5).layers[0].key.shape
         (3, 5, 2, 2)
     """
-    config = config.for_decoder()
     require(config.position != "learned" or max_length <= config.max_positions, "max_length", max_length,
             f"the learned position table has model.max_positions={config.max_positions} rows")
+    return empty_cache(config, batch_size, max_length, dtype=dtype)
+
+
+def empty_cache(config: ModelConfig, batch_size: int, slots: int, *, dtype: Any = None) -> Cache:
+    """`init_cache` for a caller who knows that padding, which takes slots, makes the rows longer than their tokens."""
+    config = config.for_decoder()
     dtype = jnp.dtype(dtype or config.dtype)
     layers: list[KeyValue | LinearState] = []
     groups: list[tuple[int, bool]] = []
     for layer in range(config.decoder_layers):
-        size = _layer_slots(config, layer, max_length)
+        size = _layer_slots(config, layer, slots)
         if not size:
             layers.append(_empty_linear_state(config, batch_size))
             continue
-        kind = (size, size < max_length)
+        kind = (size, size < slots)
         if kind not in groups:
             groups.append(kind)
         layers.append(_empty_key_value(config, batch_size, size, dtype, groups.index(kind)))
-    slots = tuple(_empty_slots(batch_size, size, ring) for size, ring in groups)
-    return Cache(tuple(layers), slots, jnp.zeros((batch_size,), jnp.int32))
+    kinds = tuple(_empty_slots(batch_size, size, ring) for size, ring in groups)
+    return Cache(tuple(layers), kinds, jnp.zeros((batch_size,), jnp.int32))
 
 
 def _empty_slots(batch: int, size: int, ring: bool) -> Slots:

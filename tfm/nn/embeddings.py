@@ -53,9 +53,8 @@ class LearnedPositions(nn.Module):
         Raises:
             ValueError: a position lies past the table; a traced one, which cannot be checked, gives NaN instead.
         """
-        length = positions.shape[-1]
-        if not isinstance(positions, jax.core.Tracer) and positions.size:
-            length = max(int(np.max(np.asarray(positions))) + 1, 1)
+        known = not isinstance(positions, jax.core.Tracer) and positions.size
+        length = int(np.max(np.asarray(positions))) + 1 if known else 0
         if length > self.max_positions:
             raise ValueError(f"a sequence of {length} positions does not fit model.max_positions={self.max_positions}: "
                              "shorten the input or train with a longer table")

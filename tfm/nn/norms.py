@@ -17,11 +17,16 @@ class Normalize(nn.Module):
     epsilon: float = 1e-6
     use_bias: bool = True
     param_dtype: str = "float32"
+    unit_offset: bool = False
+    """Multiply by 1 + scale, and begin with a scale of 0."""
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         dtype = jnp.dtype(self.param_dtype)
-        scale = self.param("scale", nn.initializers.ones, (x.shape[-1],), dtype)
+        init = nn.initializers.zeros if self.unit_offset else nn.initializers.ones
+        scale = self.param("scale", init, (x.shape[-1],), dtype)
+        if self.unit_offset:
+            scale = 1.0 + scale.astype(jnp.float32)
         if self.kind == "rms":
             return rms_norm(x, scale, epsilon=self.epsilon)
         bias = self.param("bias", nn.initializers.zeros, (x.shape[-1],), dtype) if self.use_bias else None
@@ -30,4 +35,5 @@ class Normalize(nn.Module):
 
 def make_norm(config: ModelConfig, name: str | None = None) -> Normalize:
     """The norm that a config asks for."""
-    return Normalize(config.norm, config.norm_epsilon, config.norm_bias, config.param_dtype, name=name)
+    return Normalize(config.norm, config.norm_epsilon, config.norm_bias, config.param_dtype,
+                     config.norm_unit_offset, name=name)

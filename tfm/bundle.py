@@ -1,0 +1,273 @@
+"""`load(path)`: the config, parameters and tokenizer of a run or of a foreign checkpoint, ready to use on text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from tfm.config import Config, DecodeConfig, ModelConfig, require
+from tfm.data.tokenizer import Tokenizer, load_tokenizer
+from tfm.inference import Result, Rows, Search, embed, generate, score_pairs
+
+TooLong = Literal["error", "cut"]
+
+
+@dataclass(frozen=True)
+class Special:
+    """The ids that begin and end texts, as a run or a checkpoint uses them."""
+
+    start_id: int
+    """First input of an encoder-decoder's decoder."""
+    eos_ids: tuple[int, ...]
+    """Ids that end a generated text."""
+    pad_id: int = 0
+    before: tuple[int, ...] = ()
+    """Put before a source or prompt."""
+    after: tuple[int, ...] = ()
+    """Put after a source."""
+    reweight: tuple[Any, ...] = ()
+    """Rules of the checkpoint's own generation settings."""
+    allow: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A model with all that is needed to use it.
+
+    Attributes:
+        config: the whole config; `config.model` is the architecture.
+        params: nested dict of arrays.
+        tokenizer: None where the checkpoint has none: then only the methods on ids work.
+        special: ids around texts.
+    """
+
+    config: Config
+    params: Any
+    tokenizer: Tokenizer | None
+    special: Special = field(default_factory=lambda: Special(0, ()))
+
+    @property
+    def model(self) -> ModelConfig:
+        """The architecture."""
+        return self.config.model
+
+    @cached_property
+    def module(self) -> Any:
+        """The Flax module, for `bundle.module.apply({"params": bundle.params}, ...)`."""
+        from tfm.models import build
+
+        return build(self.model)
+
+    def translate(self, texts: Sequence[str], **options: Any) -> list[Any]:
+        """Translate texts by beam search, with the config's settings; options as for `generate`.
+
+        Returns:
+            A text for each input, or a list of texts where n_best is above 1. A blank text gives a blank text.
+
+        Raises:
+            ValueError: the model is no encoder-decoder, or a text is too long.
+        """
+        require(self.model.is_encoder_decoder, "model.encoder_layers", self.model.encoder_layers,
+                "translation needs an encoder-decoder: use generate")
+        return self.generate(texts, **{"beam_size": self.config.decode.beam_size, **options})
+
+    def generate(self, texts: Sequence[str], *, too_long: TooLong = "error", **options: Any) -> list[Any]:
+        """Continue texts (decoder), or write the output for them (encoder-decoder).
+
+        Args:
+            texts: prompts or sources.
+            too_long: what to do with texts that the model cannot take: "error" or "cut" their end.
+            **options: those of `results`.
+
+        Returns:
+            A text for each input, or a list of texts where n_best is above 1.
+
+        Raises:
+            ValueError: an option out of range, or a text too long for the model.
+        """
+        texts = self._texts(texts)
+        n_best = options.get("n_best", 1)
+        filled = [i for i, text in enumerate(texts) if text.strip() or self.model.is_decoder_only]
+        found = self.results([self.source_ids(texts[i], too_long=too_long) for i in filled], **options)
+        outputs: list[Any] = ["" if n_best == 1 else [""] * n_best for _ in texts]
+        for i, hypotheses in zip(filled, found, strict=True):
+            written = [self._tokenizer.decode(h.ids) for h in hypotheses]
+            outputs[i] = written[0] if n_best == 1 else written
+        return outputs
+
+    def generate_ids(self, rows: Rows, *, beam_size: int = 1, max_length: int | None = None, n_best: int = 1,
+                     eos_id: int | Sequence[int] | None = None, **options: Any) -> list[Any]:
+        """New ids for rows of ids, EOS left off.
+
+        Args:
+            rows: sources or prompts exactly as the model reads them, special ids included.
+            beam_size: 1 is greedy.
+            max_length: most new ids; None: source length + 50, or 128 for a decoder.
+            n_best: hypotheses for each row.
+            eos_id: the id or ids that end a row; None: the checkpoint's own.
+            **options: those of `results`.
+
+        Returns:
+            For each row a list of ids, or n_best lists where n_best is above 1.
+        """
+        found = self.results(rows, beam_size=beam_size, max_length=max_length, n_best=n_best, eos_id=eos_id, **options)
+        return [[h.ids for h in row] if n_best > 1 else row[0].ids for row in found]
+
+    def results(self, rows: Rows, *, beam_size: int = 1, alpha: float | None = None, max_length: int | None = None,
+                n_best: int = 1, eos_id: int | Sequence[int] | None = None, temperature: float = 0.0,
+                top_k: int | None = None, top_p: float | None = None, min_p: float | None = None,
+                typical_p: float | None = None, reweight: Sequence[Any] = (), allow: Sequence[Any] = (),
+                cache_dtype: str | None = None, batch_size: int | None = None, seed: int = 0,
+                progress: Callable[[int], None] | None = None) -> list[list[Result]]:
+        """The n best results of each row of ids, with scores; see `tfm.inference.Search` for the options.
+
+        Raises:
+            ValueError: options that cannot work together, or rows that the model cannot take.
+        """
+        require(max_length is None or max_length > 0, "max_length", max_length, "it must be above 0")
+        require(batch_size is None or batch_size > 0, "batch_size", batch_size, "it must be above 0")
+        eos_ids = self.special.eos_ids
+        if eos_id is not None:
+            eos_ids = (eos_id,) if isinstance(eos_id, int) else tuple(eos_id)
+        search = Search(beam_size=beam_size, alpha=self.config.decode.alpha if alpha is None else alpha, n_best=n_best,
+                        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, typical_p=typical_p,
+                        eos_ids=eos_ids, pad_id=self.special.pad_id, reweight=(*self.special.reweight, *reweight),
+                        allow=(*self.special.allow, *allow), cache_dtype=cache_dtype)
+        most = max_length or self.config.decode.max_length
+        limits = [most or (len(row) + 50 if self.model.is_encoder_decoder else 128) for row in rows]
+        return generate(self.model, self.params, rows, search, limits=limits, start_id=self.special.start_id,
+                        batch_size=batch_size or self.config.decode.batch_size, seed=seed, progress=progress)
+
+    def score(self, sources: Sequence[str], targets: Sequence[str], *, batch_size: int | None = None) -> list[float]:
+        """Summed log-probability of each target text given its source (or prompt), EOS included.
+
+        Raises:
+            ValueError: unequal numbers of texts, or a text too long for the model.
+        """
+        return [sum(row) for row in self.token_scores(sources, targets, batch_size=batch_size)]
+
+    def token_scores(self, sources: Sequence[str], targets: Sequence[str], *,
+                     batch_size: int | None = None) -> list[list[float]]:
+        """The log-probability of each target token, EOS last."""
+        sources, targets = self._texts(sources), self._texts(targets)
+        require(len(sources) == len(targets), "targets", len(targets), f"there are {len(sources)} sources")
+        eos = list(self.special.eos_ids[:1])
+        return score_pairs(self.model, self.params, [self.source_ids(text) for text in sources],
+                           [self._tokenizer.encode(text) + eos for text in targets], start_id=self.special.start_id,
+                           batch_size=batch_size or self.config.decode.batch_size)
+
+    def embed(self, texts: Sequence[str], *, too_long: TooLong = "error", batch_size: int | None = None) -> np.ndarray:
+        """A vector of length 1 for each text: the mean of the encoder's hidden vectors.
+
+        Returns:
+            [N, M] float32.
+        """
+        rows = [self.source_ids(text, too_long=too_long) for text in self._texts(texts)]
+        return embed(self.model, self.params, rows, batch_size=batch_size or self.config.decode.batch_size)
+
+    def attention_maps(self, source: str, target: str | None = None) -> Any:
+        """Attention weights of every layer and head for one text (pair); see `tfm.analysis.attention_maps`."""
+        from tfm.analysis.attention_maps import attention_maps
+
+        target_ids = None
+        if self.model.is_encoder_decoder:
+            written = self.translate([source])[0] if target is None else target
+            target_ids = [self.special.start_id, *self._tokenizer.encode(written)]
+        source_ids = self.source_ids(source)
+        maps = attention_maps(self.model, self.params, source_ids, target_ids)
+        pieces = self._tokenizer.piece
+        return maps.with_tokens([pieces(i) for i in source_ids], [pieces(i) for i in target_ids or ()])
+
+    def source_ids(self, text: str, *, too_long: TooLong = "error") -> list[int]:
+        """The ids of a source or prompt as the model reads them.
+
+        Raises:
+            ValueError: more ids than learned positions, where too_long is "error".
+        """
+        require(too_long in ("error", "cut"), "too_long", too_long, "it must be 'error' or 'cut'")
+        before, after, ids = self.special.before, self.special.after, self._tokenizer.encode(text)
+        room = self.model.max_positions if self.model.position == "learned" else None
+        if room is not None and len(ids) + len(before) + len(after) > room:
+            require(too_long == "cut", "the length of a text", len(ids) + len(before) + len(after),
+                    f"the model has {room} positions: shorten {text[:40]!r}... or set too_long='cut'")
+            ids = ids[: room - len(before) - len(after)]
+        return [*before, *ids, *after]
+
+    @property
+    def _tokenizer(self) -> Tokenizer:
+        if self.tokenizer is None:
+            raise ValueError("this checkpoint has no tokenizer: use the methods on ids, such as generate_ids")
+        return self.tokenizer
+
+    def _texts(self, texts: Sequence[str]) -> Sequence[str]:
+        require(not isinstance(texts, str), "texts", texts, "it must be a list of texts: put [ ] around it")
+        return texts
+
+
+def load(path: str | Path, *, checkpoint: int | str = "newest", average: int = 1,
+         say: Callable[[str], None] = print) -> Bundle:
+    """Open a run folder, or a Hugging Face checkpoint folder or GGUF file.
+
+    Args:
+        path: `RUN`, or a folder with config.json and safetensors, or a .gguf file.
+        checkpoint: of a run: a step, "newest" or "best".
+        average: of a run: take the mean of this many newest checkpoints.
+        say: told about damaged checkpoints that were passed over.
+
+    Raises:
+        FileNotFoundError: no such folder, or no such checkpoint in it.
+        ValueError: it is none of the three, or it is damaged.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f"{path} does not exist")
+    if (path / "checkpoints").is_dir():
+        return _load_run(path, checkpoint, average, say)
+    if path.suffix == ".gguf" or (path / "config.json").is_file():
+        return _load_foreign(path)
+    raise ValueError(f"{path} is neither a run folder (no checkpoints/), nor a Hugging Face checkpoint (no config.json),"
+                     " nor a .gguf file")
+
+
+def run_special(config: Config, tokenizer: Tokenizer) -> Special:
+    """The ids around texts in our own runs, as `tfm.data` puts them."""
+    model = config.model
+    ids = Special(tokenizer.bos_id, (tokenizer.eos_id,), tokenizer.pad_id)
+    if model.is_encoder_decoder:
+        return Special(ids.start_id, ids.eos_ids, ids.pad_id, after=(tokenizer.eos_id,))
+    after = (tokenizer.eos_id,) if model.is_encoder_only else ()
+    return Special(ids.start_id, ids.eos_ids, ids.pad_id, before=(tokenizer.bos_id,), after=after)
+
+
+def _load_run(path: Path, checkpoint: int | str, average: int, say: Callable[[str], None]) -> Bundle:
+    from tfm.training.checkpoint import (
+        average_checkpoints,
+        checkpoint_steps,
+        find_checkpoint,
+        load_checkpoint_config,
+        load_checkpoint_params,
+    )
+
+    require(average >= 1, "average", average, "it must be at least 1")
+    chosen = find_checkpoint(path, checkpoint, say=say)
+    config = load_checkpoint_config(chosen)
+    if average > 1:
+        steps = [step for step in checkpoint_steps(path) if step <= int(chosen.name)]
+        require(len(steps) >= average, "average", average, f"{path} has only {len(steps)} checkpoints up to that step")
+        params = average_checkpoints([chosen.parent / str(step) for step in steps[-average:]])
+    else:
+        params = load_checkpoint_params(chosen)
+    tokenizer = load_tokenizer(path / "tokenizer.model")
+    return Bundle(config, params, tokenizer, run_special(config, tokenizer))
+
+
+def _load_foreign(path: Path) -> Bundle:
+    from tfm.interop import load_foreign
+
+    model, params, tokenizer, special = load_foreign(path)
+    return Bundle(Config(model=model, decode=DecodeConfig(beam_size=1)), params, tokenizer, Special(**special))

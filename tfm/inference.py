@@ -1,0 +1,285 @@
+"""Ids in, ids out: batches of ragged rows through compiled decoding, scoring and embedding.
+
+Rows are grouped by length into a few buckets and batches are filled up to a few sizes, so that any stream of inputs
+compiles a small fixed number of programs, and a row is always computed at the shape of its own bucket: its result does
+not depend on its neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tfm.config import ModelConfig, require
+from tfm.decoding import Hypotheses, beam_search, greedy, sample, token_log_probs
+from tfm.models import build
+from tfm.models.stepper import make_step, own_part, start_generation, start_translation
+
+Rows = Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True)
+class Search:
+    """How hypotheses are chosen; hashable, since one program is compiled for each."""
+
+    beam_size: int = 1
+    """1: greedy, or sampling where `temperature` is above 0."""
+    alpha: float = 0.6
+    n_best: int = 1
+    temperature: float = 0.0
+    """0: the most probable token."""
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    eos_ids: tuple[int, ...] = ()
+    pad_id: int = 0
+    reweight: tuple[Any, ...] = ()
+    """Rules of `tfm.decoding.logits` that change the choice."""
+    allow: tuple[Any, ...] = ()
+    """Rules of `tfm.decoding.logits` that say which tokens may come next."""
+    cache_dtype: str | None = None
+    """Type of stored keys and values; None: the model's."""
+
+    def __post_init__(self) -> None:
+        require(self.temperature >= 0.0, "temperature", self.temperature, "it cannot be negative")
+        require(self.temperature == 0.0 or self.beam_size == 1, "temperature", self.temperature,
+                f"sampling does not go together with beam_size={self.beam_size}: set one of the two")
+        cuts = [name for name in ("top_k", "top_p", "min_p", "typical_p") if getattr(self, name) is not None]
+        require(not cuts or self.temperature > 0.0, ", ".join(cuts), tuple(getattr(self, name) for name in cuts),
+                "it needs sampling: set temperature above 0")
+        require(1 <= self.n_best <= self.beam_size, "n_best", self.n_best,
+                f"it must be from 1 to beam_size={self.beam_size}")
+
+
+@dataclass(frozen=True)
+class Result:
+    """One hypothesis: new ids with EOS left off, its score, and whether it ended by itself."""
+
+    ids: list[int]
+    score: float
+    finished: bool
+    log_probs: list[float]
+
+
+def bucket(length: int) -> int:
+    """The padded length of a row: 8, 16, 24, 32, 48, 64, 96, 128, 192, ...
+
+    Example:
+        >>> [bucket(n) for n in (1, 9, 33, 65, 100)]
+        [8, 16, 48, 96, 128]
+    """
+    if length <= 32:
+        return max(8, -(-length // 8) * 8)
+    power = 1 << (length - 1).bit_length()
+    return power * 3 // 4 if length <= power * 3 // 4 else power
+
+
+def batches(rows: Rows, batch_size: int) -> Iterator[tuple[list[int], np.ndarray, np.ndarray]]:
+    """Group rows by bucket: (numbers of the rows, ids [B, S], mask [B, S]); B is a power of two or batch_size.
+
+    Rows that fill up a batch copy its first one; their results are dropped since they have no number.
+    """
+    groups: dict[int, list[int]] = {}
+    for number, row in enumerate(rows):
+        groups.setdefault(bucket(len(row)), []).append(number)
+    for length, numbers in sorted(groups.items()):
+        for start in range(0, len(numbers), batch_size):
+            chosen = numbers[start : start + batch_size]
+            size = min(batch_size, 1 << (len(chosen) - 1).bit_length())
+            ids, mask = np.zeros((size, length), np.int32), np.zeros((size, length), bool)
+            for place, number in enumerate(chosen + [chosen[0]] * (size - len(chosen))):
+                ids[place, : len(rows[number])] = rows[number]
+                mask[place, : len(rows[number])] = True
+            yield chosen, ids, mask
+
+
+def generate(config: ModelConfig, params: Any, rows: Rows, search: Search, *, limits: Sequence[int], start_id: int,
+             batch_size: int = 32, seed: int = 0,
+             progress: Callable[[int], None] | None = None) -> list[list[Result]]:
+    """The n best continuations (decoder) or outputs (encoder-decoder) of each row, in order.
+
+    Args:
+        config: of a model with a decoder.
+        params: its parameters.
+        rows: ids of prompts, or of sources.
+        search: how to choose.
+        limits: most new tokens of each row.
+        start_id: first input of an encoder-decoder's decoder (BOS).
+        batch_size: most rows at a time.
+        seed: of sampling; a row's draw depends on the seed and its number alone.
+        progress: called with the number of rows done.
+
+    Returns:
+        For each row its `n_best` results, best first.
+
+    Raises:
+        ValueError: an encoder, an empty row, an id outside the vocabulary, or a row too long for the model.
+    """
+    require(not config.is_encoder_only, "model.decoder_layers", 0, "generation needs a decoder")
+    check_rows(config, rows, config.source_vocab_size or config.vocab_size)
+    results: list[list[Result]] = [[] for _ in rows]
+    done = 0
+    for numbers, ids, mask in batches(rows, batch_size):
+        padded = numbers + [numbers[0]] * (len(ids) - len(numbers))
+        limit = np.array([_limit(config, limits[n], len(rows[n])) for n in padded], np.int32)
+        buffer = bucket(int(limit.max()))
+        keys = jax.vmap(partial(jax.random.fold_in, jax.random.key(seed)))(np.array(padded, np.uint32))
+        found = jax.device_get(_search(config, search, buffer, start_id, params, ids, mask, limit, keys))
+        for place, number in enumerate(numbers):
+            results[number] = _results(found, place, search)
+        done += len(numbers)
+        if progress is not None:
+            progress(done)
+    return results
+
+
+def _limit(config: ModelConfig, wanted: int, prompt: int) -> int:
+    """Most new tokens of a row: as wanted, or what a learned position table still has room for."""
+    if config.position != "learned":
+        return wanted
+    used = 1 if config.is_encoder_decoder else prompt
+    require(used < config.max_positions, "the length of a prompt", used,
+            f"the model has {config.max_positions} positions, which leaves none for a new token")
+    return min(wanted, config.max_positions - used)
+
+
+@partial(jax.jit, static_argnames=("config", "search", "buffer", "start_id"))
+def _search(config: ModelConfig, search: Search, buffer: int, start_id: int, params: Any, ids: jax.Array,
+            mask: jax.Array, limit: jax.Array, keys: jax.Array) -> Hypotheses:
+    dtype = search.cache_dtype
+    if config.is_encoder_decoder:
+        shared = start_translation(config, params, ids, mask, buffer + 1, dtype=dtype)
+        step, cache = make_step(config, params, shared), own_part(shared)
+        prompt = jnp.full((ids.shape[0], 1), start_id, jnp.int32)
+    else:
+        prompt, cache = start_generation(config, params, ids, mask, buffer + 1, dtype=dtype)
+        step = make_step(config, params)
+    common = {"max_length": limit, "buffer_length": buffer, "eos_id": search.eos_ids, "pad_id": search.pad_id,
+              "alpha": search.alpha, "reweight": search.reweight, "allow": search.allow}
+    if search.beam_size > 1:
+        return beam_search(step, cache, prompt, beam_size=search.beam_size, n_best=search.n_best, **common)
+    if search.temperature > 0.0:
+        return sample(step, cache, prompt, key=keys, temperature=search.temperature, top_k=search.top_k,
+                      top_p=search.top_p, min_p=search.min_p, typical_p=search.typical_p, **common)
+    return greedy(step, cache, prompt, **common)
+
+
+def _results(found: Hypotheses, place: int, search: Search) -> list[Result]:
+    hypotheses = []
+    for n in range(search.n_best):
+        at: Any = (place, n) if search.beam_size > 1 else place
+        length = int(found.lengths[at])
+        if search.beam_size > 1 and not np.isfinite(found.scores[at]):
+            continue
+        ids = found.ids[at][:length].tolist()
+        hypotheses.append(Result(ids[:-1] if ids and ids[-1] in search.eos_ids else ids, float(found.scores[at]),
+                                 bool(found.finished[at]), found.log_probs[at][:length].tolist()))
+    return hypotheses
+
+
+def score_pairs(config: ModelConfig, params: Any, sources: Rows, targets: Rows, *, start_id: int,
+                batch_size: int = 32) -> list[list[float]]:
+    """log p(y_t | y_<t, x) of each target token given its source (encoder-decoder) or prompt (decoder).
+
+    Args:
+        config: of a model with a decoder.
+        params: its parameters.
+        sources: ids of sources or prompts.
+        targets: ids to score, EOS included where it counts.
+        start_id: first input of an encoder-decoder's decoder.
+        batch_size: most rows at a time.
+
+    Returns:
+        For each row a list of log-probabilities, one for each target id.
+    """
+    check_rows(config, sources, config.source_vocab_size or config.vocab_size)
+    check_rows(config, targets, config.vocab_size)
+    scores: list[list[float]] = [[] for _ in sources]
+    joint = [list(s) + list(t) for s, t in zip(sources, targets, strict=True)]
+    inputs = sources if config.is_encoder_decoder else joint
+    for numbers, ids, mask in batches(inputs, batch_size):
+        padded = numbers + [numbers[0]] * (len(ids) - len(numbers))
+        if config.is_encoder_decoder:
+            longest = bucket(max(len(targets[n]) for n in padded))
+            shifted, labels = _shift(config, targets, padded, start_id, longest)
+            found = np.asarray(_score_target(config, params, ids, mask, shifted, labels))
+            starts = [0] * len(padded)
+        else:
+            found = np.asarray(_score_tokens(config, params, ids, mask))
+            starts = [len(sources[n]) - 1 for n in padded]
+        for place, number in enumerate(numbers):
+            scores[number] = found[place, starts[place] : starts[place] + len(targets[number])].tolist()
+    return scores
+
+
+def _shift(config: ModelConfig, targets: Rows, numbers: Sequence[int], start_id: int,
+           length: int) -> tuple[np.ndarray, np.ndarray]:
+    shifted, labels = np.zeros((2, len(numbers), length), np.int32)
+    for place, number in enumerate(numbers):
+        row = list(targets[number])
+        labels[place, : len(row)] = row
+        shifted[place, : len(row)] = [start_id, *row[:-1]]
+    return shifted, labels
+
+
+@partial(jax.jit, static_argnames=("config",))
+def _score_target(config: ModelConfig, params: Any, source: jax.Array, source_mask: jax.Array, shifted: jax.Array,
+                  labels: jax.Array) -> jax.Array:
+    logits = build(config).apply({"params": params}, source, shifted, source_mask=source_mask)
+    return token_log_probs(logits, labels)
+
+
+@partial(jax.jit, static_argnames=("config",))
+def _score_tokens(config: ModelConfig, params: Any, ids: jax.Array, mask: jax.Array) -> jax.Array:
+    logits = build(config).apply({"params": params}, ids, mask=mask)
+    return token_log_probs(logits[:, :-1], ids[:, 1:])
+
+
+def embed(config: ModelConfig, params: Any, rows: Rows, *, batch_size: int = 32) -> np.ndarray:
+    """One vector for each row: the mean of its last hidden vectors over real tokens, of length 1.
+
+    Args:
+        config: of a model with an encoder.
+        params: its parameters.
+        rows: ids.
+        batch_size: most rows at a time.
+
+    Returns:
+        [N, M] float32.
+
+    Reference: Reimers and Gurevych (2019), "Sentence-BERT", section 3.
+    """
+    require(config.encoder_layers > 0, "model.encoder_layers", 0, "embeddings need an encoder")
+    check_rows(config, rows, config.source_vocab_size or config.vocab_size)
+    vectors = np.zeros((len(rows), config.d_model), np.float32)
+    for numbers, ids, mask in batches(rows, batch_size):
+        vectors[numbers] = np.asarray(_embed(config, params, ids, mask))[: len(numbers)]
+    return vectors
+
+
+@partial(jax.jit, static_argnames=("config",))
+def _embed(config: ModelConfig, params: Any, ids: jax.Array, mask: jax.Array) -> jax.Array:
+    module, variables = build(config), {"params": params}
+    if config.is_encoder_only:
+        hidden = module.apply(variables, ids, mask=mask)
+    else:
+        hidden = module.apply(variables, ids, source_mask=mask, method="encode")
+    total = jnp.sum(jnp.where(mask[..., None], hidden.astype(jnp.float32), 0.0), axis=1)
+    return total / jnp.maximum(jnp.linalg.norm(total, axis=-1, keepdims=True), 1e-12)
+
+
+def check_rows(config: ModelConfig, rows: Rows, vocab_size: int) -> None:
+    """Refuse empty rows, ids outside the vocabulary, and rows past a learned position table."""
+    for number, row in enumerate(rows):
+        require(len(row) > 0, f"row {number}", list(row), "it needs at least one id")
+        require(0 <= min(row) and max(row) < vocab_size, f"row {number}", [min(row), max(row)],
+                f"ids must lie in [0, {vocab_size})")
+        require(config.position != "learned" or len(row) <= config.max_positions, f"the length of row {number}",
+                len(row), f"the model has {config.max_positions} positions: shorten the text or ask for it to be cut")
