@@ -177,7 +177,7 @@ def test_fewer_hypotheses_than_asked_for():
         ({"max_length": np.array([3, 4])}, r"max_length has shape \[2\]"),
         ({"prompt": jnp.zeros((1,), jnp.int32)}, r"prompt is int32\[1\]"),
         ({"prompt": jnp.zeros((1, 1))}, "prompt is float32"),
-        ({"prompt_mask": jnp.ones((1, 2), bool)}, "prompt_mask has shape"),
+        ({"seen": jnp.ones((2, 2), int)}, r"seen has shape \[2, 2\]"),
         ({"buffer_length": 3}, "buffer_length is 3"),
     ],
 )

@@ -69,7 +69,7 @@ class Beams:
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["cache", "prompt", "live", "ended", "count", "limit", "done"],
+    data_fields=["cache", "seen", "live", "ended", "count", "limit", "done"],
     meta_fields=[],
 )
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class BeamState:
 
     Attributes:
         cache: leaves [B * K, ...].
-        prompt: [B, P] int32.
+        seen: [B, W] int32, the text before the new tokens.
         live: K unfinished hypotheses a row, scored by their summed log-probability.
         ended: the n best finished ones, best first, scored with the length penalty.
         count: int32, number of tokens of the live ones.
@@ -87,7 +87,7 @@ class BeamState:
     """
 
     cache: Cache
-    prompt: jax.Array
+    seen: jax.Array
     live: Beams
     ended: Beams
     count: jax.Array
@@ -120,18 +120,18 @@ class Beam:
         *,
         max_length: jax.typing.ArrayLike,
         buffer_length: int | None = None,
-        prompt_mask: jax.Array | None = None,
+        seen: jax.Array | None = None,
         prefill_chunk: int | None = None,
     ) -> BeamState:
         """Feed the prompt once a row and choose the first beam."""
-        known = check_prompt(prompt, prompt_mask)
-        limit, length = row_limits(max_length, buffer_length, known.shape[0])
-        logits, cache = prefill(step, cache, jnp.asarray(prompt, jnp.int32), prefill_chunk)
+        prompt, known = check_prompt(prompt, seen)
+        limit, length = row_limits(max_length, buffer_length, prompt.shape[0])
+        logits, cache = prefill(step, cache, prompt, prefill_chunk)
         state = BeamState(
             cache=tile(cache, self.beam_size),
-            prompt=known,
+            seen=known,
             live=_empty(jnp.where(limit < 1, -jnp.inf, 0.0)[:, None], length),
-            ended=_empty(jnp.full((known.shape[0], self.n_best), -jnp.inf), length),
+            ended=_empty(jnp.full((prompt.shape[0], self.n_best), -jnp.inf), length),
             count=jnp.int32(0),
             limit=limit,
             done=limit < 1,
@@ -259,8 +259,8 @@ def _where(rows: jax.Array, old: Beams, new: Beams) -> Beams:
 
 def _history(state: BeamState, vocab_size: int) -> History:
     batch, width, _ = state.live.ids.shape
-    prompt_length = state.prompt.shape[1]
-    prompt = jnp.broadcast_to(state.prompt[:, None], (batch, width, prompt_length))
+    prompt_length = state.seen.shape[1]
+    prompt = jnp.broadcast_to(state.seen[:, None], (batch, width, prompt_length))
     tokens = jnp.concatenate([prompt, state.live.ids], axis=-1).reshape(batch * width, -1)
     return History(tokens, prompt_length + state.count, prompt_length, vocab_size)
 
@@ -276,7 +276,7 @@ def beam_search(
     eos_id: int | Sequence[int] | None,
     n_best: int = 1,
     pad_id: int = 0,
-    prompt_mask: jax.Array | None = None,
+    seen: jax.Array | None = None,
     buffer_length: int | None = None,
     prefill_chunk: int | None = None,
     reweight: Sequence[Reweight] = (),
@@ -296,7 +296,7 @@ def beam_search(
         beam_size: number K of beginnings kept.
         alpha: exponent of the length penalty.
         n_best: number of hypotheses returned, at most beam_size.
-        max_length, eos_id, pad_id, prompt_mask, buffer_length, prefill_chunk: as in `greedy`.
+        max_length, eos_id, pad_id, seen, buffer_length, prefill_chunk: as in `greedy`.
         reweight: as in `greedy`; the search ranks by the log-probabilities after these.
         allow: as in `greedy`; what is not allowed is left out, the scores of the rest stay the model's.
         reorder: (cache [B * K, ...], parents [B, K]) -> cache in which beam k of row b goes on from its beam
@@ -320,9 +320,7 @@ def beam_search(
 
     Reference: Wu et al., 2016, "Google's Neural Machine Translation System", section 7.
     """
-    options = dict(
-        max_length=max_length, buffer_length=buffer_length, prompt_mask=prompt_mask, prefill_chunk=prefill_chunk
-    )
+    options = dict(max_length=max_length, buffer_length=buffer_length, seen=seen, prefill_chunk=prefill_chunk)
     ends, reweight, allow = eos_ids(eos_id), tuple(reweight), tuple(allow)
     search = Beam(ends, pad_id, alpha, reweight, allow, beam_size, n_best, reorder)
     if beam_size > 1:

@@ -28,7 +28,7 @@ def greedy(
     eos_id: int | Sequence[int] | None,
     pad_id: int = 0,
     alpha: float = 0.0,
-    prompt_mask: jax.Array | None = None,
+    seen: jax.Array | None = None,
     buffer_length: int | None = None,
     prefill_chunk: int | None = None,
     reweight: Sequence[Reweight] = (),
@@ -46,8 +46,8 @@ def greedy(
         eos_id: the id or ids that end a row; None goes on to the limit.
         pad_id: what follows the end in the returned ids.
         alpha: exponent of the length penalty in the returned scores.
-        prompt_mask: [B, P] bool, True on real tokens; only the rules below look at it. The step itself must know
-            which prompt tokens count.
+        seen: [B, W] int, what the rules below count as the text so far, -1 being nothing; the prompt by default.
+            Give it where the cache holds tokens already, or the prompt has padding.
         buffer_length: L, the allocated number of new tokens; by default the largest limit.
         prefill_chunk: feed the prompt in pieces of this many columns.
         reweight: functions (logits [N, V], History) -> logits that change the choice; see `tfm.decoding.logits`.
@@ -75,6 +75,6 @@ def greedy(
         prompt,
         max_length=max_length,
         buffer_length=buffer_length,
-        prompt_mask=prompt_mask,
+        seen=seen,
         prefill_chunk=prefill_chunk,
     )

@@ -33,15 +33,15 @@ Allow = Callable[[History], jax.Array]  # True [N or 1, V] where a token may com
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["cache", "prompt", "ids", "log_probs", "count", "limit", "done", "finished", "keys"],
+    data_fields=["cache", "seen", "ids", "log_probs", "count", "limit", "done", "finished", "keys"],
     meta_fields=[],
 )
 @dataclass(frozen=True)
 class TokenState:
-    """The loop's carry: cache, prompt [B, P], ids and log_probs [B, L], count, and the rest by row [B]."""
+    """The loop's carry: cache, seen [B, W], ids and log_probs [B, L], count, and the rest by row [B]."""
 
     cache: Cache
-    prompt: jax.Array
+    seen: jax.Array
     ids: jax.Array
     log_probs: jax.Array
     count: jax.Array
@@ -76,18 +76,18 @@ class TokenSearch(ABC):
         *,
         max_length: jax.typing.ArrayLike,
         buffer_length: int | None = None,
-        prompt_mask: jax.Array | None = None,
+        seen: jax.Array | None = None,
         prefill_chunk: int | None = None,
         keys: jax.Array | None = None,
     ) -> TokenState:
         """Feed the prompt and choose the first token."""
-        known = check_prompt(prompt, prompt_mask)
-        batch = known.shape[0]
+        prompt, known = check_prompt(prompt, seen)
+        batch = prompt.shape[0]
         limit, length = row_limits(max_length, buffer_length, batch)
-        logits, cache = prefill(step, cache, jnp.asarray(prompt, jnp.int32), prefill_chunk)
+        logits, cache = prefill(step, cache, prompt, prefill_chunk)
         state = TokenState(
             cache=cache,
-            prompt=known,
+            seen=known,
             ids=jnp.full((batch, length), NOTHING, jnp.int32),
             log_probs=jnp.zeros((batch, length), jnp.float32),
             count=jnp.int32(0),
@@ -160,6 +160,6 @@ def adjusted(
 
 
 def _history(state: TokenState, vocab_size: int) -> History:
-    prompt_length = state.prompt.shape[1]
-    tokens = jnp.concatenate([state.prompt, state.ids], axis=1)
+    prompt_length = state.seen.shape[1]
+    tokens = jnp.concatenate([state.seen, state.ids], axis=1)
     return History(tokens, prompt_length + state.count, prompt_length, vocab_size)

@@ -77,7 +77,7 @@ def sample(
     eos_id: int | Sequence[int] | None,
     pad_id: int = 0,
     alpha: float = 0.0,
-    prompt_mask: jax.Array | None = None,
+    seen: jax.Array | None = None,
     buffer_length: int | None = None,
     prefill_chunk: int | None = None,
     reweight: Sequence[Reweight] = (),
@@ -92,7 +92,7 @@ def sample(
         key: a random key, or one for each row [B], so that a row gives the same tokens in any batch.
         temperature: 0 is greedy search, 1 the model's own distribution.
         top_k, typical_p, top_p, min_p: see `tfm.decoding.truncation`; None leaves the rule out.
-        max_length, eos_id, pad_id, alpha, prompt_mask, buffer_length, prefill_chunk, reweight, allow: as in `greedy`;
+        max_length, eos_id, pad_id, alpha, seen, buffer_length, prefill_chunk, reweight, allow: as in `greedy`;
             reweight and allow act before the temperature.
 
     Returns:
@@ -119,7 +119,7 @@ def sample(
         prompt,
         max_length=max_length,
         buffer_length=buffer_length,
-        prompt_mask=prompt_mask,
+        seen=seen,
         prefill_chunk=prefill_chunk,
         keys=row_keys(key, prompt.shape[0]),
     )

@@ -64,9 +64,9 @@ class History:
     """What rules about the next token may look at.
 
     Attributes:
-        tokens: [N, P + L] int32, the prompt and what was generated so far; -1 where there is no token.
+        tokens: [N, W + L] int32, the prompt and what was generated so far; -1 where there is no token.
         length: int32 scalar, the number of columns in use.
-        prompt_length: P.
+        prompt_length: W.
         vocab_size: V.
     """
 
@@ -142,17 +142,16 @@ def is_eos(tokens: jax.Array, ids: tuple[int, ...]) -> jax.Array:
     return jnp.any(tokens[..., None] == jnp.array(ids, jnp.int32), axis=-1) if ids else jnp.zeros(tokens.shape, bool)
 
 
-def check_prompt(prompt: jax.Array, mask: jax.Array | None) -> jax.Array:
-    """The prompt [B, P] as int32 with -1 where mask is False."""
+def check_prompt(prompt: jax.Array, seen: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+    """The prompt [B, P] and the tokens [B, W] that rules count as the text so far, as int32."""
     prompt = jnp.asarray(prompt)
     if prompt.ndim != 2 or prompt.shape[1] < 1 or not jnp.issubdtype(prompt.dtype, jnp.integer):
         raise ValueError(f"prompt is {prompt.dtype}{list(prompt.shape)}: expected integers [B, P] with P at least 1")
     prompt = prompt.astype(jnp.int32)
-    if mask is None:
-        return prompt
-    if mask.shape != prompt.shape:
-        raise ValueError(f"prompt_mask has shape {list(mask.shape)}: expected that of prompt, {list(prompt.shape)}")
-    return jnp.where(mask, prompt, NOTHING)
+    seen = prompt if seen is None else jnp.asarray(seen, jnp.int32)
+    if seen.ndim != 2 or len(seen) != len(prompt):
+        raise ValueError(f"seen has shape {list(seen.shape)}: expected [B, W] for the {len(prompt)} rows of prompt")
+    return prompt, seen
 
 
 def row_limits(max_length: jax.typing.ArrayLike, buffer_length: int | None, batch: int) -> tuple[jax.Array, int]:

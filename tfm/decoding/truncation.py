@@ -50,6 +50,8 @@ def top_p(logits: jax.Array, p: float) -> jax.Array:
 
     Reference: Holtzman et al., 2020, "The Curious Case of Neural Text Degeneration", section 3.1.
     """
+    if p >= 1:
+        return logits
     probabilities = jax.nn.softmax(logits, axis=-1)
     smallest = _largest_threshold(lambda t: jnp.sum(jnp.where(probabilities >= t, probabilities, 0.0), axis=-1) >= p)
     return jnp.where(probabilities >= smallest(len(logits)), logits, -jnp.inf)
@@ -87,6 +89,8 @@ def typical(logits: jax.Array, p: float) -> jax.Array:
 
     Reference: Meister et al., 2023, "Locally Typical Sampling", section 4.
     """
+    if p >= 1:
+        return logits
     log_p = jax.nn.log_softmax(logits, axis=-1)
     probabilities = jnp.exp(log_p)
     entropy = -jnp.sum(jnp.where(probabilities > 0, probabilities * log_p, 0.0), axis=-1, keepdims=True)

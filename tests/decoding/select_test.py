@@ -1,0 +1,54 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tfm.decoding import select
+
+
+def rows(kind, size):
+    rng = np.random.default_rng(size)
+    if kind == "normal":
+        return rng.normal(size=(5, size)).astype(np.float32)
+    if kind == "ties":
+        return rng.integers(0, 4, size=(5, size)).astype(np.float32)
+    x = np.full((5, size), -np.inf, np.float32)
+    x[:, rng.permutation(size)[:7]] = 1.0
+    return x
+
+
+@pytest.mark.parametrize("kind", ["normal", "ties", "mostly forbidden"])
+@pytest.mark.parametrize("size", [11, 512, 1000, 1025])
+def test_top_k_is_a_stable_sort(kind, size):
+    x = rows(kind, size)
+    for k in (1, 5):
+        values, ids = jax.jit(select.top_k, static_argnums=1)(x, k)
+        expected = np.argsort(-x, axis=-1, kind="stable")[:, :k]
+        np.testing.assert_array_equal(ids, expected)
+        np.testing.assert_array_equal(values, np.take_along_axis(x, expected, -1))
+    np.testing.assert_array_equal(select.first_maximum(jnp.array(x)), np.argmax(x, -1))
+
+
+@pytest.mark.parametrize("size", [3, 300])
+def test_draws_have_the_right_distribution(size):
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=size).astype(np.float32) * 2
+    logits[rng.permutation(size)[: size // 3]] = -np.inf
+    n = 40_000
+    uniform = jax.random.uniform(jax.random.key(0), (n,))
+    drawn = np.asarray(jax.jit(lambda u: select.draw(jnp.broadcast_to(logits, (n, size)), u))(uniform))
+    p = np.exp(logits.astype(np.float64))
+    p /= p.sum()
+    counts = np.bincount(drawn, minlength=size)
+    assert counts[p == 0].sum() == 0
+    common = p * n >= 5
+    chi2 = ((counts - n * p)[common] ** 2 / (n * p)[common]).sum()
+    free = common.sum() - 1
+    assert chi2 < free + 4 * np.sqrt(2 * free)
+    assert abs(counts[~common].sum() - n * p[~common].sum()) < 5 * np.sqrt(n * p[~common].sum() + 1)
+
+
+def test_the_ends_of_the_interval_draw_possible_tokens():
+    x = jnp.array([[-jnp.inf, 0.0, -jnp.inf, 1.0, -jnp.inf]])
+    assert select.draw(x, jnp.zeros(1)).tolist() == [1]
+    assert select.draw(x, jnp.array([np.nextafter(np.float32(1), np.float32(0))])).tolist() == [3]
