@@ -1,0 +1,118 @@
+"""Tokens of a split as numbered training examples of known length, within the config's limits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from tfm.config import DataConfig
+from tfm.data.cache import Tokens
+from tfm.data.objective import Example, TextObjective, cut_pieces, example_rng, pair_example
+from tfm.data.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What became of the texts of a split, for the table at the start of a run.
+
+    Attributes:
+      texts: lines, pairs or documents found.
+      examples: what training sees of them in an epoch.
+      tokens: positions of these that are no padding (the longer side of pairs counts once, as in the token budget).
+      skipped: left out because they are longer than max_length.
+      cut: shortened to max_length.
+      empty: left out because a side has no token.
+    """
+
+    texts: int
+    examples: int
+    tokens: int
+    skipped: int = 0
+    cut: int = 0
+    empty: int = 0
+
+
+class Examples(Protocol):
+    """Numbered examples. `lengths[i]` is what example i takes in a batch; `make(i, epoch)` is the example."""
+
+    lengths: np.ndarray
+    counts: Counts
+
+    def make(self, index: int, epoch: int) -> Example:
+        """Example `index` as it is in this epoch."""
+
+
+class PairExamples:
+    """Pairs of texts for translation."""
+
+    def __init__(self, source: Tokens, target: Tokens, tokenizer: Tokenizer, config: DataConfig) -> None:
+        self._sides, self._tokenizer, self._limit = (source, target), tokenizer, config.max_length - 1
+        shorter = np.minimum(source.lengths, target.lengths)
+        longer = np.maximum(source.lengths, target.lengths)
+        self._rows, limited, fates = _apply_limit(shorter, longer, self._limit, config.too_long)
+        self.lengths = limited + 1  # EOS of the labels and of the source
+        self.counts = Counts(len(source), len(self._rows), int(self.lengths.sum()), **fates)
+
+    def make(self, index: int, epoch: int) -> Example:
+        row = int(self._rows[index])
+        source, target = (side[row][:self._limit] for side in self._sides)
+        return pair_example(source, target, self._tokenizer)
+
+
+class TextExamples:
+    """Pieces of running text under an objective."""
+
+    def __init__(self, texts: Tokens, tokenizer: Tokenizer, config: DataConfig, seed: int) -> None:
+        self._texts, self._tokenizer, self._seed = texts, tokenizer, seed
+        self._objective = TextObjective(config, tokenizer)
+        lengths = texts.lengths
+        extra = 1 if self._objective.whole else 0  # inputs: BOS and the text; labels: the text and EOS
+        pieces = cut_pieces(np.where(lengths > 0, lengths + extra, 0), self._objective.piece_length)
+        self._document, self._start, self._length = pieces
+        self.lengths = self._objective.lengths(self._length)
+        self.counts = Counts(len(texts), len(self._document), int(self.lengths.sum()), empty=int((lengths == 0).sum()))
+
+    def make(self, index: int, epoch: int) -> Example:
+        document, start, length = (int(a[index]) for a in (self._document, self._start, self._length))
+        ids = self._texts[document]
+        if self._objective.whole:
+            special = self._tokenizer
+            ids = np.concatenate([[special.bos_id], ids, [special.eos_id]]).astype(np.int32)
+            length += 1
+        return self._objective(ids[start:start + length], example_rng(self._seed, epoch, index))
+
+
+class LabelledExamples:
+    """Texts with a class each, for an encoder with a classification head: tokens [T] and the label, a number."""
+
+    def __init__(self, texts: Tokens, labels: Sequence[str], tokenizer: Tokenizer, config: DataConfig,
+                 classes: Sequence[str]) -> None:
+        self._texts, self._tokenizer, self._limit = texts, tokenizer, config.max_length - 2
+        number = {name: i for i, name in enumerate(classes)}
+        unknown = next((label for label in labels if label not in number), None)
+        if unknown is not None:
+            raise ValueError(f"label {unknown!r} is not among the training labels {list(classes)}")
+        lengths = texts.lengths
+        self._rows, limited, fates = _apply_limit(lengths, lengths, self._limit, config.too_long)
+        self._labels = np.array([number[label] for label in labels], np.int32)
+        self.lengths = limited + 2
+        self.counts = Counts(len(texts), len(self._rows), int(self.lengths.sum()), **fates)
+
+    def make(self, index: int, epoch: int) -> Example:
+        row = int(self._rows[index])
+        ids = self._texts[row][:self._limit]
+        tokens = np.concatenate([[self._tokenizer.bos_id], ids, [self._tokenizer.eos_id]]).astype(np.int32)
+        return {"tokens": tokens, "labels": self._labels[row], "weights": np.array(1.0, np.float32)}
+
+
+def _apply_limit(shorter: np.ndarray, longer: np.ndarray, limit: int,
+                 too_long: str) -> tuple[np.ndarray, np.ndarray, dict[str, int]]:
+    """Rows that stay, their limited length, and how many are empty, skipped or cut."""
+    empty = shorter == 0
+    over = (longer > limit) & ~empty
+    keep = ~empty & ~over if too_long == "skip" else ~empty
+    fates = {"empty": int(empty.sum()), "skipped" if too_long == "skip" else "cut": int(over.sum())}
+    return np.flatnonzero(keep), np.minimum(longer, limit)[keep], fates

@@ -1,0 +1,217 @@
+"""Endless training batches and single passes over held-out text, on grain.
+
+Batches are planned from token counts alone, so the state of an iterator is a few numbers, and the same state gives
+the same batches on any machine.
+"""
+
+from __future__ import annotations
+
+import atexit
+import copy
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tfm.config import Config
+from tfm.data.batch import Batch, BatchShape, batch_shapes, choose_lengths, pad_batch
+from tfm.data.cache import cached_tokens
+from tfm.data.examples import Examples, LabelledExamples, PairExamples, TextExamples
+from tfm.data.packing import pack_dataset
+from tfm.data.plan import BucketPlan, EpochOrder
+from tfm.data.source import Splits, Texts
+from tfm.data.tokenizer import Tokenizer
+
+_ENDLESS = 1 << 60
+_PREFETCH = 4
+
+
+class TrainIterator(Iterator[Batch]):
+    """Endless batches, made ahead in a background thread.
+
+    Attributes:
+      shapes: every shape of a batch that can come.
+      counts: what became of the training texts.
+      batches_per_epoch: None where it is not known in advance (packing).
+      padding_share: share of padding among the positions: planned with buckets, measured so far with packing.
+    """
+
+    def __init__(self, dataset: Any, examples: Examples, shapes: list[BatchShape], plan: BucketPlan | None) -> None:
+        self._iterator = iter(dataset)
+        self.counts = examples.counts
+        self.shapes = shapes
+        self.batches_per_epoch = plan.batches_per_epoch if plan else None
+        self._planned_padding = 1 - self.counts.tokens / plan.padded_positions if plan else None
+        self._positions, self._valid = 0, 0
+        _ITERATORS.add(self)
+
+    def __next__(self) -> Batch:
+        batch: Batch = next(self._iterator)
+        mask = batch["mask"] if "mask" in batch else batch["target_mask"]
+        self._positions += mask.size
+        self._valid += int(mask.sum())
+        return batch
+
+    @property
+    def padding_share(self) -> float:
+        if self._planned_padding is not None:
+            return self._planned_padding
+        return 1 - self._valid / self._positions if self._positions else 0.0
+
+    def get_state(self) -> dict[str, Any]:
+        """The position after the last batch given out, as plain JSON data."""
+        return copy.deepcopy(self._iterator.get_state())
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go on from a state, bit for bit."""
+        self._iterator.set_state(copy.deepcopy(state))
+
+    def close(self) -> None:
+        """Stop the background thread."""
+        self._iterator.close()
+
+
+_ITERATORS: weakref.WeakSet[TrainIterator] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_iterators() -> None:
+    for iterator in list(_ITERATORS):
+        iterator.close()
+
+
+def make_train_iterator(config: Config, tokenizer: Tokenizer, splits: Splits, *, process_index: int = 0,
+                        process_count: int = 1, multiple_of: int = 1,
+                        cache_dir: str | Path | None = None) -> TrainIterator:
+    """Batches of the train split, shuffled anew each epoch, every example exactly once an epoch.
+
+    Args:
+      config: of the run; the order follows from `train.seed`.
+      tokenizer: what made the ids of the model.
+      splits: the texts.
+      process_index, process_count: which share of the rows of each batch this process gets.
+      multiple_of: rows of the whole batch (all processes) are a multiple of it.
+      cache_dir: where tokens are kept. None: `data.cache_dir`; nothing is kept where that is None, too.
+
+    Returns:
+      The iterator, with `get_state` and `set_state`.
+
+    Raises:
+      ValueError: no example is left, or a batch cannot hold the rows.
+    """
+    import grain
+
+    rows_of = multiple_of * process_count // np.gcd(multiple_of, process_count)
+    data, seed = config.data, config.train.seed
+    examples = make_examples(config, tokenizer, splits, splits.train, "train", cache_dir)
+    _require_examples(examples, data.max_length)
+    if data.batching == "pack":
+        shape = batch_shapes([data.max_length], data.tokens_per_batch, int(rows_of))[0]
+        local = BatchShape(shape.rows // process_count, shape.length)
+        dataset = pack_dataset(examples, EpochOrder(len(examples.lengths), seed), local, tokenizer.pad_id, seed,
+                               process_index, process_count)
+        return TrainIterator(dataset, examples, [local], None)
+    lengths = choose_lengths(examples.lengths, data.buckets)
+    shapes = batch_shapes(lengths, data.tokens_per_batch, int(rows_of))
+    plan = BucketPlan(examples.lengths, shapes, seed)
+    maker = _BatchMaker(examples, plan, tokenizer.pad_id, process_index, process_count)
+    dataset = grain.MapDataset.range(_ENDLESS).map(maker).to_iter_dataset(
+        grain.ReadOptions(num_threads=1, prefetch_buffer_size=_PREFETCH))
+    used = [s for s, n in zip(shapes, plan.batches_per_shape, strict=True) if n]
+    return TrainIterator(dataset, examples, [BatchShape(s.rows // process_count, s.length) for s in used], plan)
+
+
+class _BatchMaker:
+    """Batch number -> this process's rows of it."""
+
+    def __init__(self, examples: Examples, plan: BucketPlan, pad_id: int, process_index: int = 0,
+                 process_count: int = 1) -> None:
+        self._examples, self._plan, self._pad_id = examples, plan, pad_id
+        self._process_index, self._process_count = process_index, process_count
+
+    def __call__(self, index: int) -> Batch:
+        epoch, shape, numbers = self._plan[int(index)]
+        rows = shape.rows // self._process_count
+        mine = numbers[self._process_index * rows:(self._process_index + 1) * rows]
+        made = [self._examples.make(int(number), epoch) for number in mine]
+        if made:
+            return pad_batch(made, BatchShape(rows, shape.length), self._pad_id)
+        return _blank(pad_batch([self._examples.make(int(numbers[0]), epoch)], BatchShape(rows, shape.length),
+                                self._pad_id), self._pad_id)
+
+
+def _blank(batch: Batch, pad_id: int) -> Batch:
+    """The same arrays with no valid row, for a process that the last batch of an epoch leaves without examples."""
+    ids = ("source", "target", "tokens", "labels")
+    return {name: np.full_like(array, pad_id if name in ids and array.ndim > 1 else 0) for name, array in batch.items()}
+
+
+class EvalBatches:
+    """Batches of a held-out split: each example once, in few shapes, as often as they are iterated.
+
+    Attributes:
+      counts: what became of the texts.
+      shapes: the shapes that come.
+    """
+
+    def __init__(self, examples: Examples, shapes: list[BatchShape], pad_id: int) -> None:
+        self.counts = examples.counts
+        self._plan = BucketPlan(examples.lengths, shapes, shuffle=False)
+        self.shapes = [s for s, n in zip(shapes, self._plan.batches_per_shape, strict=True) if n]
+        self._make = _BatchMaker(examples, self._plan, pad_id)
+
+    def __len__(self) -> int:
+        return len(self._plan)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return (self._make(index) for index in range(len(self._plan)))
+
+
+def make_eval_batches(config: Config, tokenizer: Tokenizer, splits: Splits, texts: Texts, *, multiple_of: int = 1,
+                      cache_dir: str | Path | None = None) -> EvalBatches:
+    """Batches of a held-out split under the run's objective, the same at every call.
+
+    Args:
+      config: of the run.
+      tokenizer: as in training.
+      splits: all splits; labels are numbered by the train split.
+      texts: which texts, such as `splits.valid`.
+      multiple_of: rows are a multiple of it; rows that are missing have weight 0.
+      cache_dir: as for `make_train_iterator`.
+
+    Returns:
+      The batches, each example exactly once.
+    """
+    data = config.data
+    examples = make_examples(config, tokenizer, splits, texts, "held-out text", cache_dir)
+    lengths = choose_lengths(examples.lengths, data.buckets)
+    return EvalBatches(examples, batch_shapes(lengths, data.tokens_per_batch, multiple_of), tokenizer.pad_id)
+
+
+def make_examples(config: Config, tokenizer: Tokenizer, splits: Splits, texts: Texts, name: str,
+                  cache_dir: str | Path | None = None) -> Examples:
+    """Tokenise a split (or read its tokens from the cache) and number its examples."""
+    data = config.data
+    folder = data.cache_dir if cache_dir is None else cache_dir
+    if data.task == "translate":
+        source, target = cached_tokens(texts, 2, tokenizer, folder, name=name)
+        return PairExamples(source, target, tokenizer, data)
+    (tokens,) = cached_tokens(texts, 1, tokenizer, folder, name=name)
+    if data.task == "classify":
+        labels = texts.columns[1] if len(texts) else ()
+        return LabelledExamples(tokens, labels, tokenizer, data, class_names(splits))
+    return TextExamples(tokens, tokenizer, data, config.train.seed)
+
+
+def class_names(splits: Splits) -> list[str]:
+    """The classes of a classification task: the distinct labels of the train split, sorted; class i is name i."""
+    return sorted(set(splits.train.columns[1]))
+
+
+def _require_examples(examples: Examples, max_length: int) -> None:
+    counts = examples.counts
+    if not counts.examples:
+        raise ValueError(f"data.train: of {counts.texts} examples none is left: {counts.empty} are empty, "
+                         f"{counts.skipped} longer than max_length={max_length}")
