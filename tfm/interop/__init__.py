@@ -1,0 +1,4 @@
+"""Checkpoints of other libraries, in and out."""
+
+from tfm.interop.checkpoint import from_huggingface as from_huggingface
+from tfm.interop.checkpoint import to_huggingface as to_huggingface

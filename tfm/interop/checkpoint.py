@@ -1,0 +1,188 @@
+"""Hugging Face checkpoints in and out: arrays by the tables, configs by the families."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tfm.config import ModelConfig, require
+from tfm.interop.families import family_of_config, read_config
+from tfm.interop.family import Family
+from tfm.interop.table import Entry
+from tfm.interop.tensor_files import SAFETENSORS, open_tensors, write_safetensors
+from tfm.models import init_params
+
+_DTYPES = ("float32", "bfloat16", "float16")
+
+
+def from_huggingface(path: str | Path, *, dtype: Any = None, sharding: Any = None,
+                     allow_pickle: bool = False) -> tuple[ModelConfig, Any]:
+    """Read a Hugging Face checkpoint.
+
+    Args:
+        path: a folder with `config.json` and safetensors files, which are memory-mapped.
+        dtype: of parameters and activations; None keeps the type that the file has.
+        sharding: one `jax.sharding.Sharding` for all parameters, or a tree of them; every device then reads its part
+            only. None puts all on the default device.
+        allow_pickle: read `pytorch_model.bin` with torch's loader for weights only where there is nothing better.
+
+    Returns:
+        The config, and the parameters for `tfm.build(config)`.
+
+    Raises:
+        FileNotFoundError: no such folder or file.
+        ValueError: an attribute of the config that is not known, tensors that are missing or left over, a wrong shape.
+
+    Example:
+        >>> import tempfile
+        >>> from tfm.models import presets
+        >>> config = presets.gpt2(11, d_model=8, d_ff=16, num_heads=2, decoder_layers=1, max_positions=4)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     to_huggingface(config, init_params(config, jax.random.key(0)), folder)
+        ...     config, params = from_huggingface(folder)
+        >>> config.d_model, params["decoder"]["final_norm"]["scale"].shape
+        (8, (8,))
+    """
+    values = read_json(Path(path) / "config.json")
+    tensors = open_tensors(path, allow_pickle=allow_pickle)
+    config, family = read_config(values, set(tensors), str(Path(path) / "config.json"))
+    return load_params(config, family, tensors, str(path), dtype=dtype, sharding=sharding)
+
+
+def to_huggingface(config: ModelConfig, params: Any, path: str | Path, *, extra: dict[str, Any] | None = None) -> None:
+    """Write a model as a Hugging Face checkpoint: `config.json` and `model.safetensors`.
+
+    Args:
+        config: of a model that one of the families can be.
+        params: its parameters.
+        path: the folder, made where it is missing.
+        extra: further attributes of the foreign config, such as `eos_token_id`.
+
+    Raises:
+        ValueError: no family computes what this model does; the message names what differs from the nearest.
+    """
+    family, path = family_of_config(config), Path(path)
+    path.mkdir(parents=True, exist_ok=True)
+    values = {**family.write(config), "torch_dtype": config.param_dtype, **(extra or {})}
+    write_safetensors(path / SAFETENSORS, dict(export_params(config, params, family)))
+    (path / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+
+
+def load_params(config: ModelConfig, family: Family, tensors: Mapping[str, Any], where: str, *, dtype: Any = None,
+                sharding: Any = None) -> tuple[ModelConfig, Any]:
+    """Foreign tensors as parameters of `config`, which comes back with their type."""
+    names = set(tensors)
+    stored = {family.table_name(name, names): name for name in tensors}
+    entries = family.entries(config)
+    _resolve_aliases(family.aliases(config), tensors, stored, where)
+    _check_names(family, entries, stored, where)
+    if dtype is None:
+        dtype = jnp.result_type(*{tensors[stored[entry.name]].dtype for entry in entries})
+    kind = jnp.dtype(dtype).name
+    require(kind in _DTYPES, "dtype", kind, f"it must be one of {', '.join(_DTYPES)}")
+    config = dataclasses.replace(config, dtype=kind, param_dtype=kind)
+    shapes = flatten(jax.eval_shape(lambda: init_params(config, jax.random.key(0))))
+    shardings = sharding if sharding is None or isinstance(sharding, jax.sharding.Sharding) else flatten(sharding)
+    params: dict[str, Any] = {}
+    for entry in entries:
+        for place, part in _parts(entry, tensors[stored[entry.name]], shapes, where):
+            params[place] = _place(part, jnp.dtype(kind), shardings[place] if isinstance(shardings, dict) else shardings)
+    if lost := sorted(set(shapes) - set(params)):
+        raise ValueError(f"{where}: the table of {family.model_types[0]} gives no value to {', '.join(lost)}")
+    return config, unflatten(params)
+
+
+def export_params(config: ModelConfig, params: Any, family: Family) -> Iterator[tuple[str, Any]]:
+    """Our parameters as foreign tensors, one after the other."""
+    ours = flatten(params)
+    entries = family.entries(config)
+    known = {place for entry in entries for place in entry.paths}
+    if known != set(ours):
+        raise ValueError(f"params do not fit the config: {', '.join(sorted(known ^ set(ours)))} "
+                         "are in one of them only")
+    for entry in entries:
+        yield entry.name, entry.layout.join([ours[place] for place in entry.paths])
+
+
+def flatten(tree: Any) -> dict[str, Any]:
+    """A nested dict as path -> leaf.
+
+    Example:
+        >>> flatten({"a": {"b": 1}})
+        {'a/b': 1}
+    """
+    return {"/".join(str(key.key) for key in keys): leaf for keys, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def unflatten(leaves: Mapping[str, Any]) -> dict[str, Any]:
+    """The inverse of `flatten`."""
+    tree: dict[str, Any] = {}
+    for place, leaf in leaves.items():
+        *parents, last = place.split("/")
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[last] = leaf
+    return tree
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} does not exist: a Hugging Face checkpoint is a folder with a {path.name}")
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
+
+
+def _resolve_aliases(aliases: Mapping[str, str], tensors: Mapping[str, Any], stored: dict[str, str],
+                     where: str) -> None:
+    """Take copies of tied tensors out of `stored`; each must equal the tensor that the table knows, or be it."""
+    for alias, name in aliases.items():
+        if alias not in stored:
+            continue
+        original = stored.pop(alias)
+        if name not in stored:
+            stored[name] = original
+        elif not np.array_equal(tensors[original], tensors[stored[name]]):
+            raise ValueError(f"{where}: tensors {original} and {stored[name]} differ, but the config ties them")
+
+
+def _check_names(family: Family, entries: list[Entry], stored: dict[str, str], where: str) -> None:
+    needed = {entry.name for entry in entries}
+    missing = sorted(needed - set(stored))
+    extra = sorted(stored[name] for name in set(stored) - needed
+                   if not any(re.fullmatch(pattern, name) for pattern in family.unused))
+    if missing or extra:
+        found = [f"tensors are missing: {', '.join(missing)}"] * bool(missing)
+        found += [f"tensors are left over: {', '.join(extra)}"] * bool(extra)
+        raise ValueError(f"{where}: {'; '.join(found)}")
+
+
+def _parts(entry: Entry, tensor: Any, shapes: Mapping[str, Any], where: str) -> Iterator[tuple[str, Any]]:
+    """The parameters in one foreign tensor, with their shapes checked."""
+    try:
+        parts = entry.layout.split(tensor)
+    except ValueError as error:
+        raise ValueError(f"{where}: tensor {entry.name}: {error}") from error
+    for place, part in zip(entry.paths, parts, strict=True):
+        if place not in shapes or part.shape != shapes[place].shape:
+            needed = shapes[place].shape if place in shapes else "none"
+            raise ValueError(f"{where}: tensor {entry.name} of shape {tuple(tensor.shape)} gives {place} the shape "
+                             f"{part.shape}, but the config needs {needed}")
+        yield place, part
+
+
+def _place(part: Any, dtype: Any, sharding: Any) -> jax.Array:
+    if sharding is None:
+        return jnp.asarray(np.array(part, dtype))
+    return jax.make_array_from_callback(part.shape, sharding, lambda index: np.array(part[index], dtype))

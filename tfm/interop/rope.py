@@ -1,0 +1,68 @@
+"""RoPE's settings in foreign configs: `rope_parameters`, and the older `rope_theta` with `rope_scaling`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tfm.config import ModelConfig, RotaryScaling, require
+from tfm.interop.attributes import Attributes
+
+_KNOWN = {
+    "default": set(), "linear": {"factor"}, "dynamic": {"factor"},
+    "llama3": {"factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"},
+    "yarn": {"factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow", "truncate"},
+}
+"""What each kind may say beside its kind, the base and the share of a head that rotates."""
+
+
+def read_rotary(attributes: Attributes, head_dim: int, *, share: float = 1.0) -> dict[str, Any]:
+    """The fields of `ModelConfig` about RoPE.
+
+    Args:
+        attributes: the foreign config.
+        head_dim: width of a head.
+        share: of a head that rotates where the config does not say.
+
+    Raises:
+        ValueError: a kind of scaling, or a setting of it, that is not known.
+    """
+    base = attributes.take("rope_theta", "rotary_emb_base", default=10000.0)
+    share = attributes.take("partial_rotary_factor", "rotary_pct", default=share)
+    max_positions = attributes.take("max_position_embeddings")
+    settings = dict(attributes.take("rope_parameters", "rope_scaling", default={}))
+    kind = settings.pop("rope_type", settings.get("type", "default"))
+    settings.pop("type", None)
+    base, share = settings.pop("rope_theta", None) or base, settings.pop("partial_rotary_factor", share)
+    require(kind in _KNOWN, "rope_scaling.rope_type", kind, f"it must be one of {', '.join(_KNOWN)}")
+    for name, value in settings.items():
+        require(name in _KNOWN[kind], f"rope_scaling.{name}", value, f"it is not known for rope_type {kind!r}")
+    width = int(head_dim * share)
+    return {"position": "rotary", "position_base": float(base), "max_positions": max_positions,
+            "rotary_dim": None if width == head_dim else width,
+            "rotary_scaling": None if kind == "default" else _scaling(kind, settings, max_positions)}
+
+
+def _scaling(kind: Any, settings: dict[str, Any], max_positions: int) -> RotaryScaling:
+    original = settings.get("original_max_position_embeddings") or max_positions
+    values = {name: settings[name] for name in ("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow",
+                                                "attention_factor", "truncate") if settings.get(name) is not None}
+    return RotaryScaling(kind, settings.get("factor") or max_positions / original, original, **values)
+
+
+def write_rotary(config: ModelConfig) -> dict[str, Any]:
+    """The inverse of `read_rotary`, in both spellings, so that older readers understand it too."""
+    scaling = config.rotary_scaling
+    written: dict[str, Any] = {"rope_theta": config.position_base, "max_position_embeddings": config.max_positions}
+    settings: dict[str, Any] = {"rope_type": "default" if scaling is None else scaling.kind}
+    if scaling is not None:
+        values = {"factor": scaling.factor, "original_max_position_embeddings": scaling.original_max_positions,
+                  "low_freq_factor": scaling.low_freq_factor, "high_freq_factor": scaling.high_freq_factor,
+                  "beta_fast": scaling.beta_fast, "beta_slow": scaling.beta_slow, "truncate": scaling.truncate,
+                  "attention_factor": scaling.attention_factor}
+        settings |= {name: values[name] for name in values if name in _KNOWN[scaling.kind]
+                     and values[name] is not None}
+        written["rope_scaling"] = dict(settings)
+    share = 1.0 if config.rotary_dim is None else config.rotary_dim / config.resolved_head_dim
+    if share != 1.0:
+        settings["partial_rotary_factor"] = written["partial_rotary_factor"] = share
+    return {**written, "rope_parameters": {**settings, "rope_theta": config.position_base}}
