@@ -74,8 +74,8 @@ def batch_shapes(bucket_lengths: Sequence[int], tokens_per_batch: int, multiple_
     """
     longest = max(bucket_lengths)
     if longest * multiple_of > tokens_per_batch:
-        raise ValueError(f"data.tokens_per_batch is {tokens_per_batch}, but {multiple_of} rows (one for each device) of "
-                         f"length {longest} need at least {longest * multiple_of}")
+        raise ValueError(f"data.tokens_per_batch is {tokens_per_batch}, but {multiple_of} rows (a multiple of the "
+                         f"devices) of length {longest} need at least {longest * multiple_of}")
     return [BatchShape(tokens_per_batch // length // multiple_of * multiple_of, length) for length in bucket_lengths]
 
 

@@ -29,7 +29,8 @@ class Clause:
     negated: bool = False
 
 
-def make_clause(choices: Choices, *, subject: NounPhrase | None = None, tense: str = "", with_time: bool = True) -> Clause:
+def make_clause(choices: Choices, *, subject: NounPhrase | None = None, tense: str = "",
+                with_time: bool = True) -> Clause:
     """Draw a clause.
 
     Args:
@@ -140,14 +141,16 @@ def english(clause: Clause, *, question: bool = False, front_time: bool = False,
         no = ["not"] if clause.negated else []
         words = [auxiliary, who, *no, *adverb, main, *rest]
     else:
-        finite = "cannot" if clause.negated and auxiliary == "can" else f"{auxiliary} not" if clause.negated else auxiliary
+        finite = f"{auxiliary} not".replace("can not", "cannot") if clause.negated else auxiliary
         words = [*(when if front_time else []), who, finite, *adverb, main, *rest]
     return " ".join(word for word in words if word)
 
 
 def _german_middle(clause: Clause, *, front_time: bool) -> list[str]:
     """What stands between the two parts of the predicate: pronouns, time, objects, negation, place."""
-    pronouns, nouns, late = [], [], []
+    pronouns: list[str] = []
+    nouns: list[str] = []
+    late: list[str] = []
     negation = "nicht" if clause.negated else ""
     frame = clause.verb.frame
     if clause.indirect is not None:
@@ -179,8 +182,8 @@ def german_clause(clause: Clause, order: str, *, subject: str | None = None) -> 
       subject: what stands for the subject (a relative pronoun). None: its own words.
     """
     who = clause.subject.german("nom") if subject is None else subject
-    finite, closing, one_word = german.verb_parts(clause.verb, clause.tense, clause.subject.person, clause.subject.plural,
-                                                  clause.modal)
+    finite, closing, one_word = german.verb_parts(clause.verb, clause.tense, clause.subject.person,
+                                                  clause.subject.plural, clause.modal)
     middle = _german_middle(clause, front_time=order == "time")
     if order == "final":
         words = [who, *middle, closing + finite if one_word else f"{closing} {finite}"]

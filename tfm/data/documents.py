@@ -41,7 +41,8 @@ def _portrait(choices: Choices) -> list[str]:
     facts = [f"{he} lives in {city}.", f"{he} has a {colour} {vehicle}.", f"{he} likes {food} very much.",
              f"{he} has {'an' if animal[0] in 'aeiou' else 'a'} {animal}, and the {animal} loves {him}."]
     recalls = [f"The {vehicle} of {name} is {colour}.", f"Whoever wants to visit {name} must go to {city}.",
-               f"When {name} cooks for {his} guests, there are {food}.", f"The {animal} sleeps near the {colour} {vehicle}."]
+               f"When {name} cooks for {his} guests, there are {food}.",
+               f"The {animal} sleeps near the {colour} {vehicle}."]
     return [f"{name} is {job} and is {age} years old.", *_shuffled(choices, facts), *_shuffled(choices, recalls)[:3],
             f"Next year {name} will be {number_words(_number(age) + 1)[0]} years old."]
 
@@ -72,7 +73,8 @@ def _market(choices: Choices) -> list[str]:
     sentences = [f"{name} went to the market with {friend}."]
     for food, amount in zip(foods, amounts, strict=True):
         total += amount * price
-        sentences.append(f"{he} bought {number_words(amount)[0]} {food.english_plural} for {number_words(amount * price)[0]} euros.")
+        number, cost = number_words(amount)[0], number_words(amount * price)[0]
+        sentences.append(f"{he} bought {number} {food.english_plural} for {cost} euros.")
     sentences.append(f"Together that was {number_words(total)[0]} euros.")
     for food, amount, less in zip(foods, amounts, given, strict=True):
         word = food.english if less == 1 else food.english_plural
@@ -92,7 +94,8 @@ def _diary(choices: Choices) -> list[str]:
         sentences.append(f"On {WEEKDAYS[(start + i) % 7][0]} {weather}, so {he.lower()} {done}.")
     quality = choices.pick(ADJECTIVES["person"]).english
     count = "on no day" if not rainy else "on one day" if rainy == 1 else f"on {number_words(rainy)[0]} days"
-    return [*sentences, f"In this week it rained {count}.", f"{name} was {quality}, and {his} friends were {quality} too."]
+    return [*sentences, f"In this week it rained {count}.",
+            f"{name} was {quality}, and {his} friends were {quality} too."]
 
 
 _KINDS: tuple[tuple[str, Callable[[Choices], list[str]]], ...] = (

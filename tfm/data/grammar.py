@@ -104,8 +104,9 @@ def _copula(choices: Choices) -> Pair:
     which = choices.weighted(((40, "plain"), (35, "more"), (25, "as")))
     if which == "plain":
         degree = choices.pick((("very", "sehr"), ("not", "nicht"), ("too", "zu"), ("", "")))
-        words = f"{start[0]} {degree[0]} {quality.english}.", f"{start[1]} {degree[1]} {german.predicate(quality.german)}."
-        return words[0].replace("  ", " "), words[1].replace("  ", " ")
+        source = f"{start[0]} {degree[0]} {quality.english}."
+        target = f"{start[1]} {degree[1]} {german.predicate(quality.german)}."
+        return source.replace("  ", " "), target.replace("  ", " ")
     other = noun_phrase(choices, subject.kind, determiner=choices.pick(("the", "possessive")), attributes=False)
     if which == "more":
         return (f"{start[0]} {quality.english_more} than {other.english}.",
@@ -130,7 +131,8 @@ def _passive(choices: Choices) -> Pair:
 
 
 def _price(choices: Choices) -> Pair:
-    thing = noun_phrase(choices, choices.pick(("food", "thing", "text", "vehicle", "device")), determiner="the", attributes=False)
+    kind = choices.pick(("food", "thing", "text", "vehicle", "device"))
+    thing = noun_phrase(choices, kind, determiner="the", attributes=False)
     number = decimal(choices.between(2, 99), choices.between(1, 99)) if choices.chance(50) else large_number(choices)
     verb = ("cost", "kosten") if thing.plural else ("costs", "kostet")
     return f"{thing.english} {verb[0]} {number[0]} euros.", f"{thing.german('nom')} {verb[1]} {number[1]} Euro."

@@ -64,8 +64,9 @@ def _noun(line: str, kind: str) -> Noun:
 
 
 _NOUNS = {
-    "person": """man men Mann Männer m|woman women Frau Frauen f|child children Kind Kinder n|boy boys Junge Jungen m Jungen
-        |girl girls Mädchen Mädchen n|teacher teachers Lehrer Lehrer m|doctor doctors Arzt Ärzte m
+    "person": """man men Mann Männer m|woman women Frau Frauen f|child children Kind Kinder n
+        |boy boys Junge Jungen m Jungen|girl girls Mädchen Mädchen n
+        |teacher teachers Lehrer Lehrer m|doctor doctors Arzt Ärzte m
         |student students Student Studenten m Studenten|neighbour neighbours Nachbar Nachbarn m Nachbarn
         |friend friends Freund Freunde m|sister sisters Schwester Schwestern f|brother brothers Bruder Brüder m
         |mother mothers Mutter Mütter f|father fathers Vater Väter m|daughter daughters Tochter Töchter f
@@ -76,8 +77,8 @@ _NOUNS = {
         |report reports Bericht Berichte m|story stories Geschichte Geschichten f|song songs Lied Lieder n""",
     "food": """apple apples Apfel Äpfel m|cake cakes Kuchen Kuchen m|soup soups Suppe Suppen f|egg eggs Ei Eier n
         |potato potatoes Kartoffel Kartoffeln f|fish fish Fisch Fische m""",
-    "vehicle": """car cars Auto Autos n|bicycle bicycles Fahrrad Fahrräder n|train trains Zug Züge m|ship ships Schiff Schiffe n
-        |bus buses Bus Busse m""",
+    "vehicle": """car cars Auto Autos n|bicycle bicycles Fahrrad Fahrräder n|train trains Zug Züge m
+        |ship ships Schiff Schiffe n|bus buses Bus Busse m""",
     "thing": """table tables Tisch Tische m|chair chairs Stuhl Stühle m|key keys Schlüssel Schlüssel m
         |bag bags Tasche Taschen f|picture pictures Bild Bilder n|clock clocks Uhr Uhren f|knife knives Messer Messer n
         |coat coats Mantel Mäntel m|shirt shirts Hemd Hemden n""",
@@ -116,7 +117,8 @@ ADJECTIVES: dict[str, list[Adjective]] = {kind: _PARSED["any"] + _PARSED[_OF_KIN
 
 PREDICATE_FORM = {"teur": "teuer"}
 
-NAMES = {"m": ("Peter", "Thomas", "Paul", "Martin", "David", "Felix"), "f": ("Anna", "Maria", "Julia", "Laura", "Emma", "Clara")}
+NAMES = {"m": ("Peter", "Thomas", "Paul", "Martin", "David", "Felix"),
+         "f": ("Anna", "Maria", "Julia", "Laura", "Emma", "Clara")}
 CITIES = (("Berlin", "Berlin"), ("Vienna", "Wien"), ("Munich", "München"), ("Hamburg", "Hamburg"), ("Cologne", "Köln"),
           ("London", "London"), ("Paris", "Paris"), ("Rome", "Rom"))
 
@@ -134,17 +136,17 @@ def _verb(line: str) -> Verb:
     english, german, rest = (part.split() for part in line.split("/"))
     forms = [word.replace("_", " ") for word in english]
     if len(forms) == 1:
-        base = forms[0]
-        forms = [base, base + "s", base + ("d" if base.endswith("e") else "ed"), base + ("d" if base.endswith("e") else "ed")]
+        past = forms[0].removesuffix("e") + "ed"
+        forms = [forms[0], forms[0] + "s", past, past]
     infinitive, participle = german[0], german[-1]
-    present, past = _weak(infinitive)
+    present, german_past = _weak(infinitive)
     if len(german) > 2:
-        present, past = (present[0], german[1], german[2]), german[3]
+        present, german_past = (present[0], german[1], german[2]), german[3]
     marks = {word[0]: word[1:] for word in rest if word[0] in "+="}
     plain = [word for word in rest if word[0] not in "+=" and word != "sein"]
     frame = plain[0].replace("_", " ")
-    return Verb((forms[0], forms[1], forms[2], forms[3]), infinitive, present, past, participle, frame,
-                tuple(plain[1:]), marks.get("+", ""), "sein" if "sein" in rest else "haben",
+    return Verb((forms[0], forms[1], forms[2], forms[3]), infinitive, present, german_past, participle,
+                frame, tuple(plain[1:]), marks.get("+", ""), "sein" if "sein" in rest else "haben",
                 marks.get("=", ""))
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-_ENGLISH = ("zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
-            "eighteen nineteen").split()
-_GERMAN = ("null eins zwei drei vier fünf sechs sieben acht neun zehn elf zwölf dreizehn vierzehn fünfzehn sechzehn siebzehn "
-           "achtzehn neunzehn").split()
-_ENGLISH_TENS = "- - twenty thirty forty fifty sixty seventy eighty ninety".split()
-_GERMAN_TENS = "- - zwanzig dreißig vierzig fünfzig sechzig siebzig achtzig neunzig".split()
+_ENGLISH = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
+            "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen")
+_GERMAN = ("null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun", "zehn", "elf", "zwölf",
+           "dreizehn", "vierzehn", "fünfzehn", "sechzehn", "siebzehn", "achtzehn", "neunzehn")
+_ENGLISH_TENS = ("", "", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
+_GERMAN_TENS = ("", "", "zwanzig", "dreißig", "vierzig", "fünfzig", "sechzig", "siebzig", "achtzig", "neunzig")
 MONTHS = (("January", "Januar"), ("February", "Februar"), ("March", "März"), ("April", "April"), ("May", "Mai"),
           ("June", "Juni"), ("July", "Juli"), ("August", "August"), ("September", "September"), ("October", "Oktober"),
           ("November", "November"), ("December", "Dezember"))
@@ -71,8 +71,7 @@ def clock(hour: int, minute: int) -> tuple[str, str]:
     if minute == 30:
         return f"half past {_ENGLISH[hour]}", f"halb {_GERMAN[following]}"
     if minute < 30:
-        amount = ("a quarter", "Viertel") if minute == 15 else (_ENGLISH[minute] if minute < 20 else "twenty" if minute == 20
-                                                               else "twenty-five", number_words(minute)[1])
+        amount = ("a quarter", "Viertel") if minute == 15 else number_words(minute)
         return f"{amount[0]} past {_ENGLISH[hour]}", f"{amount[1]} nach {_GERMAN[hour]}"
     rest = 60 - minute
     amount = ("a quarter", "Viertel") if rest == 15 else number_words(rest)

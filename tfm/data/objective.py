@@ -109,10 +109,11 @@ class TextObjective:
         return self._language_model(piece, rng)
 
     def _language_model(self, window: np.ndarray, rng: np.random.Generator) -> Example:
-        example: Example = {"tokens": window[:-1], "labels": window[1:], "weights": np.ones(len(window) - 1, np.float32)}
+        weights = np.ones(len(window) - 1, np.float32)
+        example: Example = {"tokens": window[:-1], "labels": window[1:], "weights": weights}
         if self._config.task == "prefix_lm":
             prefix = int(rng.integers(1, len(window)))
-            example["weights"][:prefix - 1] = 0.0  # the prefix is seen both ways: only what follows it is predicted
+            weights[:prefix - 1] = 0.0  # the prefix is seen both ways: only what follows it is predicted
             example["prefix_length"] = np.array(prefix, np.int32)
         return example
 

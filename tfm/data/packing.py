@@ -37,8 +37,8 @@ def pack_dataset(examples: Examples, order: EpochOrder, shape: BatchShape, pad_i
 
     first = make(0)
     if any(array.ndim == 0 for array in first.values()):
-        raise ValueError("data.batching is 'pack', but examples with one value a row (prefix_lm, classify) cannot share "
-                         "rows: use 'bucket'")
+        raise ValueError("data.batching is 'pack', but examples with one value a row (prefix_lm, classify) cannot "
+                         "share rows: use 'bucket'")
     dataset = grain.MapDataset.range(_ENDLESS)[process_index::process_count].map(make).to_iter_dataset(
         grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
     packed = grain.experimental.FirstFitPackIterDataset(

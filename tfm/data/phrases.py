@@ -17,6 +17,7 @@ _PRONOUNS = (
     ("he", "him", 3, False, "er", "ihn", "ihm"), ("she", "her", 3, False, "sie", "sie", "ihr"),
     ("we", "us", 1, True, "wir", "uns", "uns"), ("they", "them", 3, True, "sie", "sie", "ihnen"),
 )
+_DETERMINERS = ((45, "the"), (20, "a"), (15, "possessive"), (6, "this"), (5, "every"), (9, "number"))
 _POSSESSIVES = (("my", "mein"), ("your", "dein"), ("his", "sein"), ("her", "ihr"), ("our", "unser"), ("their", "ihr"))
 
 
@@ -66,7 +67,7 @@ def noun_phrase(choices: Choices, kind: str, *, determiner: str = "", attributes
     """
     word = choices.pick(NOUNS[kind])
     plural = choices.chance(20)
-    which = determiner or choices.weighted(((45, "the"), (20, "a"), (15, "possessive"), (6, "this"), (5, "every"), (9, "number")))
+    which = determiner or choices.weighted(_DETERMINERS)
     if which == "number":
         plural = True
     elif which == "every" or (which == "a" and plural):
@@ -79,7 +80,8 @@ def noun_phrase(choices: Choices, kind: str, *, determiner: str = "", attributes
     body = f"{adjective.english} {english_noun}" if adjective else english_noun
     if start == "a" and body[0] in "aeiou":
         start = "an"
-    forms = {case: _german_form(article, declension, adjective, word, case, plural) + german_of for case in ("nom", "acc", "dat")}
+    forms = {case: _german_form(article, declension, adjective, word, case, plural) + german_of
+             for case in ("nom", "acc", "dat")}
     english = f"{start} {body}{english_of}"
     return NounPhrase(english, english, 3, plural, gender, forms, indefinite=which == "a",
                       quantified=which in ("every", "number"), kind=kind)
@@ -170,7 +172,8 @@ _TIMES: dict[str, tuple[Pair, ...]] = {
     "past": (("yesterday", "gestern"), ("last week", "letzte Woche"), ("last year", "letztes Jahr"),
              ("three days ago", "vor drei Tagen")),
     "present": (("today", "heute"), ("every day", "jeden Tag"), ("every morning", "jeden Morgen"), ("now", "jetzt")),
-    "future": (("tomorrow", "morgen"), ("next week", "nächste Woche"), ("next year", "nächstes Jahr"), ("soon", "bald")),
+    "future": (("tomorrow", "morgen"), ("next week", "nächste Woche"), ("next year", "nächstes Jahr"),
+               ("soon", "bald")),
     "perfect": (("today", "heute"), ("this week", "diese Woche")),
     "modal": (("today", "heute"), ("tomorrow", "morgen"), ("now", "jetzt"), ("next week", "nächste Woche")),
 }

@@ -40,7 +40,8 @@ class BucketPlan:
       shuffle: False: one pass in the order of the data.
     """
 
-    def __init__(self, lengths: np.ndarray, shapes: Sequence[BatchShape], seed: int = 0, *, shuffle: bool = True) -> None:
+    def __init__(self, lengths: np.ndarray, shapes: Sequence[BatchShape], seed: int = 0, *,
+                 shuffle: bool = True) -> None:
         self._bucket = np.searchsorted([shape.length for shape in shapes], lengths)
         self._shapes, self._seed, self._shuffle = list(shapes), seed, shuffle
         numbers = np.bincount(self._bucket, minlength=len(shapes))

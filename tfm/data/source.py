@@ -118,8 +118,9 @@ def _open_files(config: DataConfig, split: str) -> Texts:
         return Texts(())
     needed = 2 if config.task in ("translate", "classify") else 1
     if len(paths) != needed:
-        what = {"translate": "a source and a target file", "classify": "a text and a label file"}
-        raise ValueError(f"data.{split} is {paths!r}, but task={config.task!r} needs {what.get(config.task, 'one file')}")
+        files = {"translate": "a source and a target file", "classify": "a text and a label file"}
+        wanted = files.get(config.task, "one file")
+        raise ValueError(f"data.{split} is {paths!r}, but task={config.task!r} needs {wanted}")
     lines = [Lines(path) for path in paths]
     if len({len(side) for side in lines}) > 1:
         raise ValueError(f"data.{split}: {paths[0]} has {len(lines[0])} lines, but {paths[1]} has {len(lines[1])}: "

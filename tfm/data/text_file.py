@@ -103,7 +103,7 @@ def _check_utf8(content: bytes, path: Path) -> None:
             content[start:end].decode("utf-8")
         except UnicodeDecodeError as error:
             number = line + content.count(b"\n", start, start + error.start) + 1
-            byte = content[start + error.start]
-            raise ValueError(f"text file {path}, line {number}: not UTF-8 (byte 0x{byte:02x}: {error.reason})") from None
+            reason = f"byte 0x{content[start + error.start]:02x}: {error.reason}"
+            raise ValueError(f"text file {path}, line {number}: not UTF-8 ({reason})") from None
         line += content.count(b"\n", start, end)
         start = end

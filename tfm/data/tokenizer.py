@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -135,7 +135,7 @@ class SentencePieceTokenizer(Tokenizer):
         return default if found == self.unk_id else found
 
     def _find_sentinels(self) -> tuple[int, ...]:
-        ids = []
+        ids: list[int] = []
         while (found := self._id_of(f"<extra_id_{len(ids)}>", -1)) >= 0:
             ids.append(found)
         return tuple(ids)
@@ -222,7 +222,7 @@ class ByteTokenizer(Tokenizer):
 class JsonTokenizer(Tokenizer):
     """A given `tokenizer.json`; special ids are found by their usual names. Needs the extra `hf`."""
 
-    _NAMES = {
+    _NAMES: ClassVar[dict[str, tuple[str, ...]]] = {
         "pad_id": ("<pad>", "[PAD]", "<|endoftext|>", "</s>"),
         "bos_id": ("<s>", "[CLS]", "<|begin_of_text|>", "<bos>", "<|endoftext|>", "<|startoftext|>"),
         "eos_id": ("</s>", "[SEP]", "<|end_of_text|>", "<|eot_id|>", "<eos>", "<|endoftext|>"),
@@ -246,7 +246,7 @@ class JsonTokenizer(Tokenizer):
             raise ValueError(f"tokenizer.json has none of the end-of-text tokens {self._NAMES['eos_id']}")
         self.eos_id, self.mask_id = eos, found["mask_id"]
         self.pad_id, self.bos_id, self.unk_id = (
-            eos if found[name] is None else found[name] for name in ("pad_id", "bos_id", "unk_id"))
+            eos if (named := found[name]) is None else named for name in ("pad_id", "bos_id", "unk_id"))
         ids = (self._backend.token_to_id(name) for name in sentinel_symbols(1000))
         self.sentinel_ids = tuple(i for i in ids if i is not None)
 
