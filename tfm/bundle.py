@@ -183,6 +183,10 @@ class Bundle:
         pieces = self._tokenizer.piece
         return maps.with_tokens([pieces(i) for i in source_ids], [pieces(i) for i in target_ids or ()])
 
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids."""
+        return self._tokenizer.decode(ids)
+
     def source_ids(self, text: str, *, too_long: TooLong = "error") -> list[int]:
         """The ids of a source or prompt as the model reads them.
 

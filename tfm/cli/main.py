@@ -10,6 +10,8 @@ from tfm.config_json import nearest
 
 COMMANDS = {
     "train": ("tfm.cli.train", "train a model from a config file"),
+    "eval": ("tfm.cli.eval", "measure a run on its test split"),
+    "decode": ("tfm.cli.decode", "translate or continue the lines of standard input"),
 }
 """command -> (module with main(argv), what it does)."""
 

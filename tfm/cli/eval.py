@@ -1,0 +1,107 @@
+"""`tfm eval RUN`: the figures of a run on its test split."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import tyro
+
+from tfm.bundle import Bundle, load
+from tfm.cli.decode import checkpoint_choice
+from tfm.cli.errors import run_main
+from tfm.cli.options import parse
+from tfm.config import require
+from tfm.data import Splits, Texts, load_splits
+from tfm.evaluation import exact_reconstruction, summary, token_figures, translate_split
+from tfm.parallel.compilation import enable_compilation_cache
+
+
+@dataclass(frozen=True)
+class EvalOptions:
+    """Measure a run on its test split: loss, perplexity and accuracy, and BLEU and chrF for translation."""
+
+    run: tyro.conf.Positional[Path]
+    """Run folder."""
+    split: Literal["test", "valid"] = "test"
+    """Which split."""
+    limit: int | None = None
+    """Only the first so many examples."""
+    beam_size: int | None = None
+    """Hypotheses kept; 1 is greedy. Default: the run's own."""
+    alpha: float | None = None
+    """Exponent of the length penalty. Default: the run's own."""
+    batch_size: int | None = None
+    """Sentences decoded together. Default: the run's own."""
+    checkpoint: str = "newest"
+    """A step, newest, or best (by BLEU on the validation split)."""
+    average: int = 1
+    """Mean of this many checkpoints (the paper: 5 for base, 20 for big)."""
+    output: Path | None = None
+    """Folder for sources, translations, references (as sacrebleu's command reads them) and figures.json."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; gives the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    return run_main(lambda: run_evaluation(parse(EvalOptions, arguments, prog="eval.py")))
+
+
+def run_evaluation(options: EvalOptions) -> int:
+    """Measure as the options say and print; give the exit code."""
+    enable_compilation_cache()
+    require(options.limit is None or options.limit > 0, "--limit", options.limit, "it must be above 0")
+    if not (options.run / "checkpoints").is_dir():
+        raise FileNotFoundError(f"{options.run} is no run folder: it has no checkpoints/")
+    bundle = load(options.run, checkpoint=checkpoint_choice(options.checkpoint), average=options.average,
+                  say=lambda text: print(text, file=sys.stderr))
+    splits = load_splits(bundle.config.data, bundle.config.train.seed)
+    texts = splits.test if options.split == "test" else splits.valid
+    require(len(texts) > 0, f"data.{options.split}", (), "the run's config names no files for it")
+    if options.limit is not None:
+        texts = Texts([column[: options.limit] for column in texts.columns])
+    figures: dict[str, Any] = token_figures(bundle, splits, texts)
+    for name, text in summary(figures, bundle.config.data.task):
+        print(f"{name:18} {text}", flush=True)
+    figures |= _task_figures(bundle, splits, texts, options)
+    if options.output is not None:
+        _write(options.output / "figures.json", json.dumps(figures, indent=1) + "\n")
+    return 0
+
+
+def _task_figures(bundle: Bundle, splits: Splits, texts: Texts, options: EvalOptions) -> dict[str, Any]:
+    task = bundle.config.data.task
+    if task in ("span_corruption", "infilling"):
+        share = exact_reconstruction(bundle, splits, texts)
+        print(f"{'exact':18} {share:.4f} of 100 examples reconstructed")
+        return {"exact": share}
+    if task != "translate":
+        return {}
+    chosen = {"beam_size": options.beam_size, "alpha": options.alpha, "batch_size": options.batch_size}
+    found = translate_split(bundle, list(texts), too_long="cut", progress=_progress(len(texts)),
+                            **{name: value for name, value in chosen.items() if value is not None})
+    print(f"{found.bleu}\n  {found.bleu_signature}\n{found.chrf}\n  {found.chrf_signature}")
+    if options.output is not None:
+        for name in ("sources", "translations", "references"):
+            _write(options.output / f"{name}.txt", "".join(f"{line}\n" for line in getattr(found, name)))
+    return {"bleu": found.bleu.score, "bleu_signature": found.bleu_signature, "chrf": found.chrf.score,
+            "chrf_signature": found.chrf_signature}
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def _progress(total: int) -> Any:
+    if not sys.stderr.isatty():
+        return None
+    return lambda done: print(f"\r{done:,} of {total:,} translated", end="\n" if done == total else "",
+                              file=sys.stderr, flush=True)
