@@ -102,3 +102,13 @@ class Toy:
 def toy():
     """Makes a Toy model from vocab and seed."""
     return Toy
+
+
+def _make_toy_step(weights, rows):
+    return partial(recurrent_step, weights)
+
+
+@pytest.fixture(scope="session")
+def make_toy_step():
+    """(weights, rows) -> step, what a Session takes."""
+    return _make_toy_step

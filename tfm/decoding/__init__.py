@@ -4,6 +4,7 @@ from tfm.decoding.beam import Beam, beam_search
 from tfm.decoding.greedy import Greedy, greedy
 from tfm.decoding.sample import Sample, sample
 from tfm.decoding.score import score, token_log_probs, token_mask
+from tfm.decoding.session import Session
 from tfm.decoding.state import History, Hypotheses, Step, gather_beams, length_penalty, take_rows, tile
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "History",
     "Hypotheses",
     "Sample",
+    "Session",
     "Step",
     "beam_search",
     "gather_beams",

@@ -151,7 +151,7 @@ class Beam:
 
     def result(self, state: BeamState) -> Hypotheses:
         """The n best so far: finished ones first, then live ones; each kind best first."""
-        lengths = jnp.minimum(state.count, state.limit)[:, None]
+        lengths = jnp.sum(state.live.ids >= 0, axis=-1)
         live = replace(state.live, scores=state.live.scores / length_penalty(lengths, self.alpha))
         live = live.take(*lax.top_k(live.scores, self.n_best)[::-1])
         finished = state.ended.scores > -jnp.inf

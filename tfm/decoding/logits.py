@@ -193,7 +193,7 @@ class NoRepeatNgram:
 
 @dataclass(frozen=True)
 class BadWords:
-    """None of these sequences of ids, the prompt's last tokens included: the last id is not allowed after the others."""
+    """None of these sequences of ids: the last id of one is not allowed after the others, the prompt's included."""
 
     words: tuple[tuple[int, ...], ...]
 

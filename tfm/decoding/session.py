@@ -1,0 +1,171 @@
+"""Decoding in pieces, driven from the host: streaming, stopping rows from outside, and dropping finished rows.
+
+A `Session` runs any search (`Greedy`, `Sample`, `Beam`) a chunk of compiled steps at a time. Between chunks the host
+may read what was found so far, stop rows (a stop string came), and `compact` the batch: finished rows leave, in steps
+of a few sizes, so that the work follows what is still alive and few programs are compiled.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tfm.decoding.state import Cache, Hypotheses, Step, take_rows
+
+MakeStep = Callable[[Any, Any], Step]  # (fixed, rows) -> step
+
+
+class Search(Protocol):
+    """What a session asks of `Greedy`, `Sample` and `Beam`, which are hashable settings."""
+
+    def start(self, step: Step, cache: Cache, prompt: jax.Array, **options: Any) -> Any:
+        """Feed the prompt and choose the first tokens: the state of the loop."""
+
+    def advance(self, step: Step, state: Any, until: Any) -> Any:
+        """Go on until `until` tokens."""
+
+    def result(self, state: Any) -> Hypotheses:
+        """What was found so far."""
+
+    def keep_rows(self, state: Any, rows: jax.Array) -> Any:
+        """The state of the given rows only."""
+
+
+@partial(jax.jit, static_argnames=("search", "make_step", "static"))
+def _start(
+    search: Search,
+    make_step: MakeStep,
+    static: tuple[tuple[str, Any], ...],
+    fixed: Any,
+    rows: Any,
+    cache: Cache,
+    prompt: jax.Array,
+    arrays: dict[str, jax.Array],
+) -> Any:
+    return search.start(make_step(fixed, rows), cache, prompt, **dict(static), **arrays)
+
+
+@partial(jax.jit, static_argnames=("search", "make_step"), donate_argnames=("state",))
+def _advance(search: Search, make_step: MakeStep, fixed: Any, rows: Any, state: Any, until: jax.Array) -> Any:
+    return search.advance(make_step(fixed, rows), state, until)
+
+
+@partial(jax.jit, static_argnames=("search",))
+def _keep(search: Search, state: Any, rows: Any, kept: jax.Array) -> tuple[Any, Any]:
+    return search.keep_rows(state, kept), take_rows(rows, kept)
+
+
+@partial(jax.jit, static_argnames=("search",))
+def _result(search: Search, state: Any) -> Hypotheses:
+    return search.result(state)
+
+
+class Session:
+    """One batch being decoded.
+
+    Args:
+        search: settings, as `Greedy(eos_ids=(2,))`.
+        make_step: (fixed, rows) -> step(tokens, cache). Programs are looked up by it: give the same function each time.
+        fixed: pytree that all rows share, such as the parameters.
+        rows: pytree, leaves [B, ...], what the step only reads of each row, such as the source's keys and values.
+        cache: pytree, leaves [B, ...].
+        prompt: [B, P] int.
+        max_length, buffer_length, seen, keys, prefill_chunk: options of the search's `start`.
+
+    Attributes:
+        done: [B] bool, rows that need no more steps.
+
+    Example:
+        >>> from tfm.decoding import Greedy
+        >>> def make_step(fixed, rows):  # the next token is the last one plus 1
+        ...     return lambda tokens, cache: (jax.nn.one_hot(tokens + 1, 9), cache)
+        >>> session = Session(Greedy(eos_ids=(8,)), make_step, None, None, None, jnp.array([[1], [6]]), max_length=5)
+        >>> [found.ids[:, : found.lengths.max()].tolist() for found in session.stream(2)]
+        [[[2, 3], [7, 8]], [[2, 3, 4, 5], [7, 8, 0, 0]], [[2, 3, 4, 5, 6], [7, 8, 0, 0, 0]]]
+    """
+
+    def __init__(
+        self,
+        search: Search,
+        make_step: MakeStep,
+        fixed: Any,
+        rows: Any,
+        cache: Cache,
+        prompt: jax.Array,
+        *,
+        max_length: jax.typing.ArrayLike,
+        buffer_length: int | None = None,
+        seen: jax.Array | None = None,
+        keys: jax.Array | None = None,
+        prefill_chunk: int | None = None,
+    ) -> None:
+        limit = np.asarray(max_length, np.int32)
+        self.length = int(limit.max()) if buffer_length is None else buffer_length
+        static = (("buffer_length", self.length), ("prefill_chunk", prefill_chunk))
+        arrays = {"max_length": jnp.broadcast_to(jnp.asarray(limit), (len(prompt),))}
+        arrays |= {name: value for name, value in (("seen", seen), ("keys", keys)) if value is not None}
+        self._search, self._make_step, self._fixed, self._rows = search, make_step, fixed, rows
+        self._state = _start(search, make_step, static, fixed, rows, cache, prompt, arrays)
+        self._numbers = np.arange(len(prompt))  # which row of the result each row of the state is
+        self._left: Hypotheses | None = None  # results at the last compaction, of the rows that left
+        self.done = np.array(self._state.done)
+
+    @property
+    def size(self) -> int:
+        """How many rows the next step computes."""
+        return len(self._numbers)
+
+    def advance(self, steps: int) -> None:
+        """At most `steps` more tokens in every row that is not done."""
+        until = jnp.minimum(self._state.count + steps, self.length)
+        self._state = _advance(self._search, self._make_step, self._fixed, self._rows, self._state, until)
+        self.done[self._numbers] = np.asarray(self._state.done)
+
+    def stop(self, rows: np.ndarray) -> None:
+        """Decode the rows marked in [B] bool no further; what they have so far stays."""
+        self.done = self.done | rows
+        self._state = replace(self._state, done=jnp.asarray(self.done[self._numbers]))
+
+    def compact(self, sizes: Sequence[int]) -> None:
+        """Let done rows leave if the rest fits one of `sizes` smaller than the batch is now."""
+        alive = np.flatnonzero(~self.done[self._numbers])
+        size = min((s for s in sizes if s >= len(alive)), default=self.size)
+        if size >= self.size or not len(alive):
+            return
+        self._left = self.result()
+        fill = np.flatnonzero(self.done[self._numbers])[: size - len(alive)]
+        kept = np.concatenate([alive, fill])
+        self._state, self._rows = _keep(self._search, self._state, self._rows, jnp.asarray(kept))
+        self._numbers = self._numbers[kept]
+
+    def result(self) -> Hypotheses:
+        """What was found so far for all B rows, as NumPy arrays."""
+        now = jax.device_get(_result(self._search, self._state))
+        if self._left is None:
+            return now
+
+        def merge(old: np.ndarray, new: np.ndarray) -> np.ndarray:
+            merged = np.array(old)
+            merged[self._numbers] = new
+            return merged
+
+        return jax.tree.map(merge, self._left, now)
+
+    def stream(self, steps: int) -> Iterator[Hypotheses]:
+        """What was found so far, first after `steps` tokens, then every `steps` tokens until all rows are done."""
+        self.advance(steps - 1)
+        yield self.result()
+        while not self.done.all():
+            self.advance(steps)
+            yield self.result()
+
+    def run(self, steps: int = 16, sizes: Sequence[int] = ()) -> Hypotheses:
+        """Decode to the end, dropping done rows every `steps` tokens."""
+        while not self.done.all():
+            self.advance(steps)
+            self.compact(sizes)
+        return self.result()
