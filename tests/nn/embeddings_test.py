@@ -1,0 +1,61 @@
+"""Embedding tables: rows, ids outside the table, logits, learned positions."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tfm.nn import Embedding, LearnedPositions
+
+TABLE = jnp.arange(12.0).reshape(4, 3)
+EMBEDDING = Embedding(4, 3)
+
+
+def embed(ids):
+    return EMBEDDING.apply({"params": {"table": TABLE}}, jnp.asarray(ids))
+
+
+def test_an_id_takes_its_row():
+    np.testing.assert_array_equal(embed([[3, 0]]), [[[9, 10, 11], [0, 1, 2]]])
+
+
+@pytest.mark.parametrize("bad", [4, 100, -5])
+def test_an_id_outside_the_table_gives_nan_and_not_a_neighbour(bad):
+    vectors = np.asarray(embed([[1, bad]]))
+    assert np.isnan(vectors[0, 1]).all() and not np.isnan(vectors[0, 0]).any()
+
+
+def test_gradients_add_up_over_repeated_ids():
+    gradient = jax.grad(lambda table: EMBEDDING.apply({"params": {"table": table}}, jnp.array([2, 2, 1])).sum())(TABLE)
+    np.testing.assert_array_equal(gradient, np.array([0, 1, 2, 0])[:, None] * np.ones((4, 3)))
+
+
+def test_attend_is_the_product_with_each_row_in_float32():
+    x = np.random.default_rng(0).normal(size=(2, 5, 3)).astype(np.float32)
+    logits = EMBEDDING.apply({"params": {"table": TABLE}}, jnp.asarray(x), method="attend")
+    np.testing.assert_allclose(logits, x.astype(np.float64) @ np.asarray(TABLE, np.float64).T, rtol=1e-5, atol=1e-5)
+    narrow = Embedding(4, 3, dtype="bfloat16").apply({"params": {"table": TABLE}}, jnp.asarray(x), method="attend")
+    assert narrow.dtype == jnp.float32
+
+
+def learned(positions, offset=0, rows=5):
+    table = jnp.arange(float(rows + offset))[:, None] * jnp.ones(2)
+    return LearnedPositions(rows, 2, offset).apply({"params": {"table": table}}, positions)
+
+
+@pytest.mark.parametrize("offset", [0, 2])
+def test_a_learned_position_takes_its_row_after_the_offset(offset):
+    np.testing.assert_array_equal(learned(np.array([0, 4]), offset)[:, 0], [offset, 4 + offset])
+    parameters = LearnedPositions(5, 2, offset).init(jax.random.key(0), np.arange(3))["params"]
+    assert parameters["table"].shape == (5 + offset, 2)
+
+
+def test_positions_past_the_table_are_refused_by_name():
+    with pytest.raises(ValueError, match="6 positions.*model.max_positions=5"):
+        learned(np.arange(6))
+    with pytest.raises(ValueError, match="model.max_positions=5"):
+        jax.jit(lambda x: learned(np.arange(6)) + x)(1.0)
+    traced = jax.jit(learned)(jnp.array([4, 5]))
+    assert np.isfinite(np.asarray(traced[0])).all() and np.isnan(np.asarray(traced[1])).all()
