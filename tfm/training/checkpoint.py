@@ -254,13 +254,13 @@ def load_checkpoint_params(path: str | Path, *, sharding: Any = None) -> Any:
     path = verify(Path(path).absolute())
     item = "ema" if (path / "ema").is_dir() else "params"
     with _damage(path):
-        checkpointer = _reader()
-        tree = checkpointer.metadata(path).item_metadata[item].tree
+        reader = _reader(**{item: ocp.StandardCheckpointHandler()})
+        tree = reader.metadata(path).item_metadata[item].tree
         shapes = jax.tree.map(lambda m: jax.ShapeDtypeStruct(m.shape, m.dtype), tree)
         one = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         placed = jax.tree.map(lambda _: one, shapes) if sharding is None else sharding(shapes)
         abstract = jax.tree.map(lambda s, p: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=p), shapes, placed)
-        return checkpointer.restore(path, ocp.args.Composite(**{item: ocp.args.StandardRestore(abstract)}))[item]
+        return reader.restore(path, ocp.args.Composite(**{item: ocp.args.StandardRestore(abstract)}))[item]
 
 
 def average_checkpoints(paths: Sequence[str | Path]) -> Any:
@@ -317,18 +317,18 @@ def verify(path: Path) -> Path:
         raise FileNotFoundError(f"{path} is not a checkpoint folder")
     if not (path / CHECKSUMS).is_file():
         return path
-    with _damage(path):
+    try:
         sums = json.loads((path / CHECKSUMS).read_text(encoding="utf-8"))
-        wrong = [name for name, (size, _) in sums.items()
-                 if not (path / name).is_file() or (path / name).stat().st_size != size]
-        wrong += [name for name, known in sums.items() if name not in wrong and _checksum(path / name) != known]
+    except ValueError as error:
+        raise DamagedCheckpointError(f"checkpoint {path} is damaged (file {CHECKSUMS})") from error
+    wrong = [name for name, known in sums.items() if not (path / name).is_file() or _checksum(path / name) != known]
     if wrong:
         raise DamagedCheckpointError(f"checkpoint {path} is damaged (file {wrong[0]})")
     return path
 
 
 class _damage:
-    """Any error while reading a checkpoint, as one that names it."""
+    """An error while reading a checkpoint that no checksums vouch for, as one that names it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -337,7 +337,7 @@ class _damage:
         return None
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, Exception) and not isinstance(error, DamagedCheckpointError):
+        if isinstance(error, Exception) and not (self._path / CHECKSUMS).is_file():
             reason = " ".join(str(error).split())[:120]
             raise DamagedCheckpointError(f"checkpoint {self._path} is damaged ({reason})") from error
 
@@ -384,11 +384,11 @@ def _quiet() -> None:
     logging.getLogger("absl").setLevel(logging.ERROR)
 
 
-def _reader() -> Any:
+def _reader(**handlers: Any) -> Any:
     import orbax.checkpoint as ocp
 
     _quiet()
-    return ocp.Checkpointer(ocp.CompositeCheckpointHandler())
+    return ocp.Checkpointer(ocp.CompositeCheckpointHandler(**handlers))
 
 
 def _not_kept(steps: list[int], best: int | None, keep: int) -> list[int]:
