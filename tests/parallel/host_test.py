@@ -1,0 +1,67 @@
+"""Settings of the host process: seen in page faults, by a process of its own."""
+
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+
+from tfm.parallel import host
+
+COUNT_FAULTS = """
+import resource, sys
+from tfm.parallel.host import keep_freed_memory
+if sys.argv[1] == "keep":
+    assert keep_freed_memory()
+faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+bytearray(2**26)
+before = faults()
+for _ in range(8):
+    bytearray(2**26)
+print(faults() - before)
+"""
+
+glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the settings are glibc's")
+
+
+def _faults(mode: str) -> int:
+    environment = {name: value for name, value in os.environ.items() if "MALLOC" not in name and "GLIBC" not in name}
+    run = subprocess.run([sys.executable, "-c", COUNT_FAULTS, mode], env=environment, capture_output=True, text=True,
+                         check=True)
+    return int(run.stdout)
+
+
+@glibc
+def test_freed_memory_is_used_again_without_new_pages() -> None:
+    pages = 8 * 2**26 // os.sysconf("SC_PAGE_SIZE")
+    assert _faults("default") > 0.9 * pages
+    assert _faults("keep") < 0.01 * pages
+
+
+@pytest.mark.parametrize("name, value", [("MALLOC_ARENA_MAX", "2"),
+                                         ("GLIBC_TUNABLES", "glibc.malloc.trim_threshold=9")])
+def test_a_users_own_settings_stay(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    monkeypatch.setenv(name, value)
+    assert host.keep_freed_memory() is False
+
+
+@pytest.mark.parametrize("choices, tunables, told", [
+    ("always [madvise] never", "", True),
+    ("always [madvise] never", "glibc.malloc.hugetlb=1", False),
+    ("[always] madvise never", "", False),
+    ("always madvise [never]", "", False),
+])
+def test_hint_only_where_it_helps(tmp_path, monkeypatch: pytest.MonkeyPatch, choices: str, tunables: str,
+                                  told: bool) -> None:
+    (tmp_path / "enabled").write_text(choices)
+    monkeypatch.setattr(host, "_HUGE_PAGES", tmp_path / "enabled")
+    monkeypatch.setenv("GLIBC_TUNABLES", tunables)
+    hint = host.huge_pages_hint()
+    assert (hint is not None) == told
+    assert hint is None or ("GLIBC_TUNABLES=glibc.malloc.hugetlb=1" in hint and "\n" not in hint)
+
+
+def test_no_hint_without_such_a_kernel(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "_HUGE_PAGES", tmp_path / "absent")
+    assert host.huge_pages_hint() is None
