@@ -19,6 +19,7 @@ from tfm.config import require
 from tfm.inference import Result
 from tfm.nn.cache import cache_bytes
 from tfm.parallel.compilation import enable_compilation_cache
+from tfm.parallel.host import keep_freed_memory
 
 WINDOW = 16
 """Batches whose lines are read, sorted by length and written together."""
@@ -74,6 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run_decoding(options: DecodeOptions) -> int:
     """Decode standard input as the options say; give the exit code."""
+    keep_freed_memory()
     enable_compilation_cache()
     require(not (options.score and options.n_best > 1), "--n-best", options.n_best, "it does not go with --score")
     bundle = load(options.model, checkpoint=checkpoint_choice(options.checkpoint), average=options.average, say=_say)

@@ -20,6 +20,7 @@ from tfm.config import require
 from tfm.data import Splits, Texts, load_splits
 from tfm.evaluation import exact_reconstruction, summary, token_figures, translate_split
 from tfm.parallel.compilation import enable_compilation_cache
+from tfm.parallel.host import keep_freed_memory
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run_evaluation(options: EvalOptions) -> int:
     """Measure as the options say and print; give the exit code."""
+    keep_freed_memory()
     enable_compilation_cache()
     require(options.limit is None or options.limit > 0, "--limit", options.limit, "it must be above 0")
     if not (options.run / "checkpoints").is_dir():

@@ -20,6 +20,7 @@ from tfm.config import Config
 from tfm.data import Splits, Tokenizer, build_tokenizer, load_splits, load_tokenizer, make_eval_batches, make_train_iterator
 from tfm.models import build, init_params
 from tfm.parallel.compilation import enable_compilation_cache
+from tfm.parallel.host import huge_pages_hint, keep_freed_memory
 from tfm.parallel.mesh import make_mesh, use_mesh
 from tfm.parallel.rules import batch_shards, state_shardings
 from tfm.training.checkpoint import Checkpoints
@@ -63,6 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run_training(options: TrainOptions, arguments: Sequence[str]) -> int:
     """Train as the options say; give the exit code."""
+    keep_freed_memory()
     enable_compilation_cache()
     mesh = make_mesh(options.mesh)
     reporter = Reporter(options.config.train.steps)
@@ -231,3 +233,5 @@ class Parts:
             rows.append(("expected memory", "unknown" if memory is None else f"{memory / 2**20:,.0f} MiB a device"))
             rows.append(("compiled in", duration(run.step.compile_seconds)))
         self.reporter.table("training", rows)
+        if devices[0].platform == "cpu" and (hint := huge_pages_hint()) is not None:
+            self.reporter.say(hint)
