@@ -125,7 +125,7 @@ def to_blocks(x: jax.Array, block: int, chunk: tuple[int, int], group: int = 1) 
 
 def from_blocks(x: jax.Array, length: int, heads: int, chunk: tuple[int, int], group: int = 1) -> jax.Array:
     """The inverse of `to_blocks`, filling cut off: [C, n, b*k, G*block, D] -> [B, L, H, D]."""
-    C, n, _, rows, D = x.shape
+    n, rows, D = x.shape[1], x.shape[3], x.shape[4]
     b, k = chunk
     x = x.reshape(-1, heads // group // k, n, b, k, group, rows // group, D).transpose(0, 3, 2, 6, 1, 4, 5, 7)
     return x.reshape(x.shape[0] * b, -1, heads, D)[:, :length]

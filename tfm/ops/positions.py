@@ -126,9 +126,7 @@ def rotary(
     return jnp.stack([x1 * cos - x2 * sin, x2 * cos + x1 * sin], -1).reshape(x.shape).astype(x.dtype)
 
 
-def _scaled_frequencies(
-    dim: int, base: float, scaling: RotaryScaling | None, positions: Array
-) -> tuple[Array, float]:
+def _scaled_frequencies(dim: int, base: float, scaling: RotaryScaling | None, positions: Array) -> tuple[Array, float]:
     """Frequencies [dim/2], and the factor on the rotated vectors."""
     plain = _frequencies(dim, base)
     if scaling is None:
