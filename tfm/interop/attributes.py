@@ -10,23 +10,26 @@ _MISSING = object()
 
 # Neither changes what the model computes: bookkeeping, the default behaviour of other software, and the labels of heads
 # that the tables do not read (their tensors would be reported).
-_HARMLESS = frozenset("""
-    _attn_implementation _attn_implementation_autoset _commit_hash _name_or_path _num_labels architectures
-    attn_implementation chunk_size_feed_forward classifier_dropout dtype finetuning_task gradient_checkpointing id2label
-    initializer_factor label2id language languages license model_type name_or_path num_labels output_attentions
-    output_hidden_states output_past problem_type return_dict tf_legacy_loss tokenizer_class torch_dtype torchscript
-    transformers_version use_bfloat16 use_cache
-""".split())
+_HARMLESS = frozenset({
+    "_attn_implementation", "_attn_implementation_autoset", "_commit_hash", "_name_or_path", "_num_labels",
+    "architectures", "attn_implementation", "chunk_size_feed_forward", "classifier_dropout", "dtype",
+    "finetuning_task", "gradient_checkpointing", "id2label", "initializer_factor", "label2id", "language",
+    "languages", "license", "model_type", "name_or_path", "num_labels", "output_attentions", "output_hidden_states",
+    "output_past", "problem_type", "return_dict", "tf_legacy_loss", "tokenizer_class", "torch_dtype", "torchscript",
+    "transformers_version", "use_bfloat16", "use_cache",
+})
 
 # Read by `load_generation_settings`.
-_GENERATION = frozenset("""
-    bad_words_ids begin_suppress_tokens bos_token_id cls_token_id decoder_start_token_id diversity_penalty do_sample
-    early_stopping encoder_no_repeat_ngram_size eos_token_id exponential_decay_length_penalty force_bos_token_to_be_generated
-    forced_bos_token_id forced_decoder_ids forced_eos_token_id length_penalty mask_token_id max_length max_new_tokens
-    min_length min_new_tokens no_repeat_ngram_size num_beam_groups num_beams num_return_sequences output_scores pad_token_id
-    prefix remove_invalid_values repetition_penalty return_dict_in_generate sep_token_id suppress_tokens
-    task_specific_params temperature top_k top_p typical_p unk_token_id
-""".split())
+_GENERATION = frozenset({
+    "bad_words_ids", "begin_suppress_tokens", "bos_token_id", "cls_token_id", "decoder_start_token_id",
+    "diversity_penalty", "do_sample", "early_stopping", "encoder_no_repeat_ngram_size", "eos_token_id",
+    "exponential_decay_length_penalty", "force_bos_token_to_be_generated", "forced_bos_token_id",
+    "forced_decoder_ids", "forced_eos_token_id", "length_penalty", "mask_token_id", "max_length", "max_new_tokens",
+    "min_length", "min_new_tokens", "no_repeat_ngram_size", "num_beam_groups", "num_beams", "num_return_sequences",
+    "output_scores", "pad_token_id", "prefix", "remove_invalid_values", "repetition_penalty",
+    "return_dict_in_generate", "sep_token_id", "suppress_tokens", "task_specific_params", "temperature", "top_k",
+    "top_p", "typical_p", "unk_token_id",
+})
 
 # What else any config may have, with the values that leave the model as the tables know it.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -65,6 +68,9 @@ class Attributes:
         self._values = values
         self._where = where
         self._left = set(values) - _HARMLESS - _GENERATION
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._values
 
     def take(self, *names: str, default: Any = _MISSING) -> Any:
         """The value of the first of some names that is there and not null.

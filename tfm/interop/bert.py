@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Set
 from typing import Any
 
-from tfm.config import ModelConfig
+from tfm.config import ModelConfig, require
 from tfm.interop.attributes import Attributes, activation_name
 from tfm.interop.family import Family
 from tfm.interop.table import SAME, Entry, dense, embedding, norm
@@ -20,12 +20,14 @@ POST_LN_ENCODER: dict[str, Any] = {
 def read_sizes(attributes: Attributes) -> dict[str, Any]:
     """The fields that BERT and RoBERTa name alike."""
     attributes.expect("position_embedding_type", "absolute", because="relative positions of BERT have no table")
+    token_types = attributes.take("type_vocab_size", default=2)
+    require(token_types > 0, "config.json: type_vocab_size", token_types, "it must be at least 1")
     return {
         **POST_LN_ENCODER,
         "vocab_size": attributes.take("vocab_size"), "d_model": attributes.take("hidden_size"),
         "d_ff": attributes.take("intermediate_size"), "num_heads": attributes.take("num_attention_heads"),
         "encoder_layers": attributes.take("num_hidden_layers"),
-        "token_types": attributes.take("type_vocab_size", default=2),
+        "token_types": token_types,
         "activation": attributes.activation("hidden_act", default="gelu"),
         "norm_epsilon": attributes.take("layer_norm_eps", default=1e-12),
         "dropout_rate": attributes.take("hidden_dropout_prob", default=0.1),

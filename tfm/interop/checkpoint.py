@@ -94,7 +94,8 @@ def load_params(config: ModelConfig, family: Family, tensors: Mapping[str, Any],
     params: dict[str, Any] = {}
     for entry in entries:
         for place, part in _parts(entry, tensors[stored[entry.name]], shapes, where):
-            params[place] = _place(part, jnp.dtype(kind), shardings[place] if isinstance(shardings, dict) else shardings)
+            target = shardings[place] if isinstance(shardings, dict) else shardings
+            params[place] = _place(part, jnp.dtype(kind), target)
     if lost := sorted(set(shapes) - set(params)):
         raise ValueError(f"{where}: the table of {family.model_types[0]} gives no value to {', '.join(lost)}")
     return config, unflatten(params)

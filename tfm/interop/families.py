@@ -9,17 +9,21 @@ from tfm.config import ModelConfig, require
 from tfm.interop.attributes import Attributes
 from tfm.interop.bart import BART, MBART
 from tfm.interop.bert import BERT
+from tfm.interop.distilbert import DISTILBERT
 from tfm.interop.family import Family
 from tfm.interop.gpt2 import GPT2
+from tfm.interop.gpt_neox import GPT_NEOX
 from tfm.interop.llama import GEMMA, LLAMA, MISTRAL, QWEN2, QWEN3
 from tfm.interop.marian import MARIAN
+from tfm.interop.roberta import ROBERTA
+from tfm.interop.t5 import T5
 
-FAMILIES = (BERT, GPT2, BART, MBART, MARIAN, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA)
+FAMILIES = (BERT, ROBERTA, DISTILBERT, GPT2, T5, BART, MBART, MARIAN, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GPT_NEOX)
 
 # Fields that change how a model is run, trained or initialised, and not which function it is.
 _IRRELEVANT = (
-    "dtype", "param_dtype", "attention_implementation", "scan_layers", "remat", "embedding_init", "kernel_init", "init_std",
-    "dropout_rate", "attention_dropout_rate", "activation_dropout_rate",
+    "dtype", "param_dtype", "attention_implementation", "scan_layers", "remat", "embedding_init", "kernel_init",
+    "init_std", "dropout_rate", "attention_dropout_rate", "activation_dropout_rate",
 )
 
 

@@ -21,13 +21,10 @@ def _read(attributes: Attributes, names: Set[str]) -> ModelConfig:
     target_size = attributes.take("decoder_vocab_size", default=source_size)
     shared = attributes.take("share_encoder_decoder_embeddings", default=True)
     tied = attributes.take("tie_word_embeddings", default=True)
-    if shared:
-        ties = "all" if tied else "inputs"
-    else:
-        ties = "decoder" if tied else "none"
+    ties = {(True, True): "all", (True, False): "inputs", (False, True): "decoder", (False, False): "none"}
     return ModelConfig(**{
         **sizes, "vocab_size": target_size, "source_vocab_size": None if shared else source_size,
-        "position": "sinusoidal", "sinusoidal_layout": "half", "tie_embeddings": ties,
+        "position": "sinusoidal", "sinusoidal_layout": "half", "tie_embeddings": ties[shared, tied],
         "logit_bias": "final_logits_bias" in names})
 
 

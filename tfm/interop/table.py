@@ -1,4 +1,4 @@
-"""Tables of tensors: which foreign tensor holds which of our parameters, and in what layout. They are read both ways."""
+"""Tables of tensors, read both ways: which foreign tensor holds which of our parameters, and in what layout."""
 
 from __future__ import annotations
 
