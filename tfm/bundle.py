@@ -170,8 +170,11 @@ class Bundle:
         rows = [self.source_ids(text, too_long=too_long) for text in self._texts(texts)]
         return embed(self.model, self.params, rows, batch_size=batch_size or self.config.decode.batch_size)
 
-    def attention_maps(self, source: str, target: str | None = None) -> Any:
-        """Attention weights of every layer and head for one text (pair); see `tfm.analysis.attention_maps`."""
+    def attention_maps(self, source: str, target: str | None = None, *, part: Any = None,
+                       layer: int | None = None) -> Any:
+        """Attention weights of every layer and head for one text (pair), or of the part and layer that are named;
+        see `tfm.analysis.attention_maps`.
+        """
         from tfm.analysis.attention_maps import attention_maps
 
         target_ids = None
@@ -179,7 +182,7 @@ class Bundle:
             written = self.translate([source])[0] if target is None else target
             target_ids = [self.special.start_id, *self._tokenizer.encode(written)]
         source_ids = self.source_ids(source)
-        maps = attention_maps(self.model, self.params, source_ids, target_ids)
+        maps = attention_maps(self.model, self.params, source_ids, target_ids, part=part, layer=layer)
         pieces = self._tokenizer.piece
         return maps.with_tokens([pieces(i) for i in source_ids], [pieces(i) for i in target_ids or ()])
 
