@@ -5,13 +5,17 @@ from tfm.decoding.greedy import Greedy, greedy
 from tfm.decoding.sample import Sample, sample
 from tfm.decoding.score import score, token_log_probs, token_mask
 from tfm.decoding.session import Session
+from tfm.decoding.speculative import Accepted, ModelDraft, PromptLookup, speculate
 from tfm.decoding.state import History, Hypotheses, Step, gather_beams, length_penalty, take_rows, tile
 
 __all__ = [
+    "Accepted",
     "Beam",
     "Greedy",
     "History",
     "Hypotheses",
+    "ModelDraft",
+    "PromptLookup",
     "Sample",
     "Session",
     "Step",
@@ -21,6 +25,7 @@ __all__ = [
     "length_penalty",
     "sample",
     "score",
+    "speculate",
     "take_rows",
     "tile",
     "token_log_probs",

@@ -124,10 +124,11 @@ class TokenSearch(ABC):
         by_row = replace(state, count=jnp.broadcast_to(state.count, state.limit.shape))
         return replace(take_rows(by_row, rows), count=state.count)
 
-    def _append(self, state: TokenState, logits: jax.Array) -> TokenState:
-        scores = adjusted(logits, self.reweight, self.allow, partial(_history, state))
-        token = self.pick(scores, state)
-        running = ~state.done & (select.take(scores, token) > -jnp.inf)
+    def record(
+        self, state: TokenState, logits: jax.Array, token: jax.Array, active: jax.Array, possible: jax.Array
+    ) -> TokenState:
+        """Add token [B] to the active rows [B] bool; where no token is possible [B] bool they stop."""
+        running = active & possible
         log_prob = select.take(logits, token) - select.log_sum_exp(logits)
         ended = running & is_eos(token, self.eos_ids)
         count = state.count + 1
@@ -137,8 +138,13 @@ class TokenSearch(ABC):
             log_probs=write_column(state.log_probs, jnp.where(running, log_prob, 0.0), state.count),
             count=count,
             finished=state.finished | ended,
-            done=~running | ended | (count >= state.limit),
+            done=state.done | ended | (active & (~possible | (count >= state.limit))),
         )
+
+    def _append(self, state: TokenState, logits: jax.Array) -> TokenState:
+        scores = adjusted(logits, self.reweight, self.allow, partial(_history, state))
+        token = self.pick(scores, state)
+        return self.record(state, logits, token, ~state.done, select.take(scores, token) > -jnp.inf)
 
     def run(self, step: Step, cache: Cache, prompt: jax.Array, **options: Any) -> Hypotheses:
         """`start`, `advance` to the end, `result`."""
