@@ -2,6 +2,7 @@
 
 from tfm.decoding.beam import Beam, beam_search
 from tfm.decoding.greedy import Greedy, greedy
+from tfm.decoding.mbr import minimum_bayes_risk
 from tfm.decoding.sample import Sample, sample
 from tfm.decoding.score import score, token_log_probs, token_mask
 from tfm.decoding.session import Session
@@ -23,6 +24,7 @@ __all__ = [
     "gather_beams",
     "greedy",
     "length_penalty",
+    "minimum_bayes_risk",
     "sample",
     "score",
     "speculate",
