@@ -8,6 +8,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import typing
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -39,6 +41,19 @@ def _require_rates(owner: str, instance: object, names: tuple[str, ...]) -> None
         require(0.0 <= value < 1.0, f"{owner}.{name}", value, "a rate must lie in [0, 1)")
 
 
+@functools.cache
+def _choices(kind: type) -> dict[str, tuple[Any, ...]]:
+    """The values that each closed-choice field of a dataclass may have."""
+    hints = typing.get_type_hints(kind)
+    return {name: typing.get_args(hint) for name, hint in hints.items() if typing.get_origin(hint) is Literal}
+
+
+def _require_choices(owner: str, instance: object) -> None:
+    for name, allowed in _choices(type(instance)).items():
+        value = getattr(instance, name)
+        require(value in allowed, f"{owner}.{name}", value, f"it must be one of {', '.join(allowed)}")
+
+
 @dataclass(frozen=True)
 class RotaryScaling:
     """How RoPE's frequencies are changed for contexts longer than those trained on."""
@@ -62,7 +77,8 @@ class RotaryScaling:
     """yarn: round the bounds of the ramp to whole dimensions."""
 
     def __post_init__(self) -> None:
-        require(self.factor >= 1.0, "rotary_scaling.factor", self.factor, "it must be at least 1")
+        _require_choices("model.rotary_scaling", self)
+        require(self.factor >= 1.0, "model.rotary_scaling.factor", self.factor, "it must be at least 1")
 
 
 @dataclass(frozen=True)
@@ -84,6 +100,7 @@ class AttentionPattern:
     """bigbird: seed of the random blocks."""
 
     def __post_init__(self) -> None:
+        _require_choices("model.attention_pattern", self)
         _require_positive("model.attention_pattern", self, ("window", "dilation", "block_size"))
         require(self.kind != "longformer" or self.window % 2 == 0, "model.attention_pattern.window", self.window,
                 "longformer's must be even, half of it to each side")
@@ -225,6 +242,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "attention_pattern", tuple(self.attention_pattern))
+        _require_choices("model", self)
         _require_positive("model", self, ("vocab_size", "d_model", "d_ff", "num_heads", "num_kv_heads", "head_dim",
                                           "value_dim", "decoder_d_ff", "decoder_num_heads", "max_positions",
                                           "source_vocab_size", "norm_epsilon", "position_base", "attention_softcap",
@@ -272,6 +290,9 @@ class ModelConfig:
                 "linear attention has no scores to add a bias to: use sinusoidal, learned, rotary or none")
         require(not (linear and self.attention_softcap), "model.attention_softcap", self.attention_softcap,
                 "linear attention has no scores to cap")
+        only_linear = all(pattern.kind == "linear" for pattern in self.attention_pattern)
+        require(not (only_linear and self.attention_dropout_rate and self.attention_pattern),
+                "model.attention_dropout_rate", self.attention_dropout_rate, "linear attention has no weights to drop")
         require(self.position != "sinusoidal" or self.d_model % 2 == 0, "model.d_model", self.d_model,
                 "sinusoidal positions need an even width, a sine and a cosine for each wavelength")
         require(self.position_offset >= 0, "model.position_offset", self.position_offset, "it cannot be negative")
@@ -374,6 +395,7 @@ class DataConfig:
         for name in ("train", "valid", "test", "tfds_features"):
             value = getattr(self, name)
             object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
+        _require_choices("data", self)
         _require_positive("data", self, ("max_length", "tokens_per_batch", "buckets", "vocab_size", "generated_size",
                                          "mean_span"))
         _require_rates("data", self, ("mask_rate",))
@@ -421,6 +443,7 @@ class OptimizerConfig:
     """Keep an exponential moving average of the parameters."""
 
     def __post_init__(self) -> None:
+        _require_choices("optimizer", self)
         _require_positive("optimizer", self, ("learning_rate", "accumulate", "epsilon", "clip_norm"))
         _require_rates("optimizer", self, ("beta1", "beta2", "label_smoothing"))
         require(self.warmup_steps >= 0, "optimizer.warmup_steps", self.warmup_steps, "it cannot be negative")

@@ -9,7 +9,8 @@ import pytest
 
 from tfm.config import AttentionPattern, ModelConfig
 from tfm.models.presets import mistral, transformer_base
-from tfm.nn.cache import KeyValue, LinearState, Slots, cache_bytes, init_cache, plan, quantize, store
+from tfm.nn.cache import KeyValue, Slots, cache_bytes, init_cache, plan, quantize, store
+from tfm.ops.linear import LinearState
 
 
 def empty(size, ring, rows=2):

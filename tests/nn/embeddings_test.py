@@ -53,9 +53,9 @@ def test_a_learned_position_takes_its_row_after_the_offset(offset):
 
 
 def test_positions_past_the_table_are_refused_by_name():
-    with pytest.raises(ValueError, match="6 positions.*model.max_positions=5"):
+    with pytest.raises(ValueError, match=r"6 positions.*model.max_positions=5"):
         learned(np.arange(6))
-    with pytest.raises(ValueError, match="model.max_positions=5"):
+    with pytest.raises(ValueError, match=r"model.max_positions=5"):
         jax.jit(lambda x: learned(np.arange(6)) + x)(1.0)
     traced = jax.jit(learned)(jnp.array([4, 5]))
     assert np.isfinite(np.asarray(traced[0])).all() and np.isnan(np.asarray(traced[1])).all()

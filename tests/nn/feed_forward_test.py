@@ -19,7 +19,8 @@ def initialized(**fields):
 
 
 @pytest.mark.parametrize("gated", [False, True])
-@pytest.mark.parametrize(("activation", "bias"), [("relu", True), ("gelu", True), ("gelu_tanh", False), ("silu", False)])
+@pytest.mark.parametrize(("activation", "bias"),
+                         [("relu", True), ("gelu", True), ("gelu_tanh", False), ("silu", False)])
 def test_values_of_torch(activation, gated, bias):
     torch = pytest.importorskip("torch")
     functional = torch.nn.functional

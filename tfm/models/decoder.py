@@ -66,7 +66,9 @@ class DecoderLM(nn.Module):
     def advance(self, tokens: jax.Array, *, mask: jax.Array | None = None, positions: Any = None,
                 cache: Cache) -> tuple[jax.Array, Cache]:
         """Read tokens [B, T] into the cache without making logits: (hidden [B, T, M], cache)."""
-        return self._run(tokens, mask, positions, None, None, cache, True)
+        hidden, after = self._run(tokens, mask, positions, None, None, cache, True)
+        assert after is not None
+        return hidden, after
 
     def _run(self, tokens: jax.Array, mask: jax.Array | None, positions: Any, segments: jax.Array | None,
              prefix_length: jax.Array | None, cache: Cache | None,

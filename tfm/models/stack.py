@@ -24,7 +24,6 @@ from tfm.ops.patterns import bigbird, longformer, sliding_window
 from tfm.ops.positions import Alibi, T5Bias, alibi_slopes, sinusoidal
 
 REMAT_POLICIES = {"full": None, "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable}
-NEEDS_ENCODED = "the decoder needs `encoded`, or a cache that was made with it (init_cache)"
 
 
 class Stack(nn.Module):
@@ -87,7 +86,7 @@ class Stack(nn.Module):
         Returns:
             [B, T, M], and the cache after the call.
         """
-        self._check(x.shape[1], segments, encoded_segments, prefix_length, cache)
+        self._check(x.shape[1], segments, prefix_length, encoded, encoded_segments, cache)
         if positions is None:
             positions = default_positions(x.shape[1], mask=mask, segments=segments,
                                           past=None if cache is None else cache.lengths)
@@ -127,13 +126,11 @@ class Stack(nn.Module):
     def _scan(self, x: jax.Array, encoded: jax.Array | None, arguments: Callable[..., dict[str, Any]],
               common: dict[str, Any]) -> jax.Array:
         """The layers as one scan over their stacked parameters."""
-        if self.cross and encoded is None:
-            raise ValueError(NEEDS_ENCODED)
         key = self._dropout_key(common["deterministic"])
 
         def run(place: int, params: Any, index: jax.Array, x: jax.Array) -> jax.Array:
             layer = self._bind(place, params, None if key is None else jax.random.fold_in(key, index))
-            memory = layer.project_memory(encoded) if self.cross else None
+            memory = None if encoded is None else layer.project_memory(encoded)
             return self._run(layer, x, memory, stored=None, self_arguments=arguments(layer.pattern, None), **common)[0]
 
         return scan_periods(run, self.stacked, x, len(self.config.attention_pattern))
@@ -153,9 +150,11 @@ class Stack(nn.Module):
     def _dropout_key(self, deterministic: bool) -> jax.Array | None:
         return None if deterministic or not self.has_rng("dropout") else self.make_rng("dropout")
 
-    def _check(self, length: int, segments: jax.Array | None, encoded_segments: jax.Array | None,
-               prefix_length: jax.Array | None, cache: Cache | None) -> None:
+    def _check(self, length: int, segments: jax.Array | None, prefix_length: jax.Array | None,
+               encoded: jax.Array | None, encoded_segments: jax.Array | None, cache: Cache | None) -> None:
         """Refuse what would otherwise give wrong numbers."""
+        if self.cross and encoded is None and (cache is None or cache.cross is None):
+            raise ValueError("the decoder needs `encoded`, or a cache that was made with it (init_cache)")
         if cache is not None and segments is not None:
             raise ValueError("segments do not go together with a cache: a cached row is one sequence")
         if self.cross and (segments is None) != (encoded_segments is None):
@@ -189,13 +188,9 @@ class Stack(nn.Module):
         return None
 
     def _memory(self, encoded: jax.Array | None, cache: Cache | None) -> tuple[KeyValue, ...] | None:
-        if not self.cross:
-            return None
         if cache is not None and cache.cross is not None:
             return cache.cross
-        if encoded is None:
-            raise ValueError(NEEDS_ENCODED)
-        return self.project_memory(encoded)
+        return None if encoded is None else self.project_memory(encoded)
 
     def _plan(self, cache: Cache, mask: jax.Array | None, positions: Any,
               shape: tuple[int, ...]) -> tuple[tuple[Any, ...], tuple[Plan, ...]]:

@@ -25,7 +25,7 @@ def make_step(config: ModelConfig, params: Any, shared: Cache | None = None) -> 
             keys and values there, so that the loop's own cache, `own_part(cache)`, holds only what differs between
             the N = B * n hypotheses.
     """
-    module = build(config)
+    module: Any = build(config)
     variables = {"params": params}
 
     def translate(tokens: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
@@ -48,7 +48,7 @@ def own_part(cache: Cache) -> Cache:
 def start_translation(config: ModelConfig, params: Any, source: jax.Array, source_mask: jax.Array, max_length: int, *,
                       dtype: Any = None) -> Cache:
     """Encode source [B, S] and make the cache for `max_length` target tokens, BOS included."""
-    module = build(config)
+    module: Any = build(config)
     encoded = module.apply({"params": params}, source, source_mask=source_mask, method="encode")
     return module.apply({"params": params}, encoded, max_length, source_mask=source_mask, dtype=dtype,
                         method="init_cache")
@@ -73,7 +73,7 @@ def start_generation(config: ModelConfig, params: Any, prompt: jax.Array, prompt
     index = jnp.arange(length)
     last = jnp.max(jnp.where(prompt_mask, index, -1), axis=1, keepdims=True)
     cache = empty_cache(config, batch, length + max_length, dtype=dtype)
-    module = build(config)
+    module: Any = build(config)
     _, cache = module.apply({"params": params}, prompt, mask=prompt_mask & (index < last), cache=cache,
                             method="advance")
     return jnp.take_along_axis(prompt, last, axis=1), cache

@@ -10,16 +10,17 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from tfm.config import AttentionPattern, ModelConfig
-from tfm.nn.cache import KeyValue, LinearState, Plan, store
+from tfm.nn.cache import KeyValue, Plan, store
 from tfm.nn.norms import Normalize
 from tfm.nn.positions import Rotary, rotary_from
 from tfm.nn.projection import Initializer, Projection, kernel_initializer
-from tfm.ops.attention import attention
+from tfm.ops.attention import Implementation, attention
+from tfm.ops.linear import LinearState, linear_attention, linear_attention_step
 from tfm.ops.positions import Shaw
 
 
 class MultiHeadAttention(nn.Module):
-    """Concat(head_1, ..., head_H) W_O, where head_i = attention(x W_Q, y W_K, y W_V) and y is x or the encoder's output.
+    """Concat(head_1, ..., head_H) W_O with head_i = attention(x W_Q, y W_K, y W_V); y is x or the encoder's output.
 
     Submodules `query`, `key`, `value`, `output`, with `query_norm` and `key_norm` where heads are normalised, and the
     parameters `relative_keys`, `relative_values` [2 * shaw_distance + 1, D] of Shaw et al. (2018).
@@ -45,7 +46,7 @@ class MultiHeadAttention(nn.Module):
     kernel_init: Initializer = nn.initializers.xavier_uniform()
     dtype: str = "float32"
     param_dtype: str = "float32"
-    implementation: str = "auto"
+    implementation: Implementation = "auto"
 
     def setup(self) -> None:
         dense = partial(Projection, kernel_init=self.kernel_init, dtype=self.dtype, param_dtype=self.param_dtype)
@@ -119,19 +120,20 @@ class MultiHeadAttention(nn.Module):
         relative = None
         if self.shaw_distance is not None:
             relative = Shaw(self.relative_keys, self.relative_values)
-        return attention(query, key, value, mask=mask, bias=bias, scale=self.scale, soft_cap=self.softcap,
-                         relative=relative, query_positions=query_positions, key_positions=key_positions,
-                         dropout_rate=rate, dropout_key=self.make_rng("dropout") if rate else None,
-                         implementation=self.implementation)
+        heads = attention(query, key, value, mask=mask, bias=bias, scale=self.scale, soft_cap=self.softcap,
+                          relative=relative, query_positions=query_positions, key_positions=key_positions,
+                          dropout_rate=rate, dropout_key=self.make_rng("dropout") if rate else None,
+                          implementation=self.implementation)
+        assert isinstance(heads, jax.Array)
+        return heads
 
     def attend_linearly(self, query: jax.Array, key: jax.Array, value: jax.Array, key_mask: jax.Array | None,
-                        state: Any) -> tuple[jax.Array, Any]:
+                        state: LinearState | None) -> tuple[jax.Array, LinearState | None]:
         """Linear attention (Katharopoulos et al., 2020), with the state that a cache carries."""
-        from tfm.ops.linear import linear_attention
-
         if state is None:
             return linear_attention(query, key, value, causal=self.causal, key_mask=key_mask), None
-        raise NotImplementedError
+        state, heads = linear_attention_step(state, query, key, value, key_mask=key_mask)
+        return heads, state
 
 
 def make_attention(config: ModelConfig, *, pattern: AttentionPattern | None = None, causal: bool = False,

@@ -19,10 +19,10 @@ import jax.numpy as jnp
 from flax import struct
 
 from tfm.config import ModelConfig, require
+from tfm.ops.linear import LinearState, init_linear_state
 
 
-@struct.dataclass
-class KeyValue:
+class KeyValue(struct.PyTreeNode):
     """Keys [B, S, K, D] and values [B, S, K, Dv]; int8 ones come with a float32 scale for each vector [B, S, K, 1]."""
 
     key: jax.Array
@@ -33,16 +33,7 @@ class KeyValue:
     """Index into `Cache.slots`."""
 
 
-@struct.dataclass
-class LinearState:
-    """What linear attention keeps of the past: sums of phi(k) v^T [B, K, D, Dv] and of phi(k) [B, K, D]."""
-
-    key_value: jax.Array
-    key: jax.Array
-
-
-@struct.dataclass
-class Slots:
+class Slots(struct.PyTreeNode):
     """Position [B, S] and reality [B, S] of the stored keys, and the number of slots written so far [B]."""
 
     positions: jax.Array
@@ -51,8 +42,7 @@ class Slots:
     ring: bool = struct.field(pytree_node=False, default=False)
 
 
-@struct.dataclass
-class Plan:
+class Plan(struct.PyTreeNode):
     """Where the new keys of one call go, and what its queries see."""
 
     positions: jax.Array
@@ -67,8 +57,7 @@ class Plan:
     """Ring and one token: [B] rows that write."""
 
 
-@struct.dataclass
-class Cache:
+class Cache(struct.PyTreeNode):
     """State of a decoder between calls; every leaf has the batch first."""
 
     layers: tuple[KeyValue | LinearState, ...]
@@ -97,7 +86,7 @@ def _empty_key_value(config: ModelConfig, batch: int, size: int, dtype: Any, gro
 
 def _empty_linear_state(config: ModelConfig, batch: int) -> LinearState:
     heads, width = config.num_kv_heads or config.num_heads, config.resolved_head_dim
-    return LinearState(jnp.zeros((batch, heads, width, config.resolved_value_dim)), jnp.zeros((batch, heads, width)))
+    return init_linear_state(batch, heads, width, config.resolved_value_dim)
 
 
 def init_cache(config: ModelConfig, batch_size: int, max_length: int, *, dtype: Any = None) -> Cache:
@@ -110,7 +99,7 @@ def init_cache(config: ModelConfig, batch_size: int, max_length: int, *, dtype: 
         dtype: of stored keys and values: None takes `config.dtype`; int8 stores one scale for each vector.
 
     Raises:
-        ValueError: the learned position table is shorter than max_length.
+        ValueError: the learned position table or the bigbird pattern is shorter than max_length.
 
     Example:
         >>> from tfm.config import ModelConfig
@@ -120,6 +109,9 @@ def init_cache(config: ModelConfig, batch_size: int, max_length: int, *, dtype: 
     """
     require(config.position != "learned" or max_length <= config.max_positions, "max_length", max_length,
             f"the learned position table has model.max_positions={config.max_positions} rows")
+    bigbird = any(pattern.kind == "bigbird" for pattern in config.attention_pattern)
+    require(not bigbird or max_length <= config.max_positions, "max_length", max_length,
+            f"the bigbird pattern has model.max_positions={config.max_positions} positions")
     return empty_cache(config, batch_size, max_length, dtype=dtype)
 
 
@@ -220,14 +212,17 @@ def store(layer: KeyValue, key: jax.Array, value: jax.Array, plan: Plan) -> tupl
     """
     new = quantize(key, value) if layer.key.dtype == jnp.int8 else KeyValue(key, value)
     new = new.replace(group=layer.group)
-    if plan.gather is not None:
+    start, gather = plan.start, plan.gather
+    if gather is not None:
         everything = jax.tree.map(lambda old, add: jnp.concatenate([old, add.astype(old.dtype)], axis=1), layer, new)
-        after = jax.tree.map(lambda x: jnp.take_along_axis(x, plan.gather[:, :, None, None], axis=1), everything)
+        after = jax.tree.map(lambda x: jnp.take_along_axis(x, gather[:, :, None, None], axis=1), everything)
         return after, *dequantize(everything, key.dtype)
-    if plan.keep is not None:
-        after = jax.tree.map(lambda old, add: _write_rows(old, add, plan.start, plan.keep), layer, new)
+    assert start is not None
+    keep = plan.keep
+    if keep is not None:
+        after = jax.tree.map(lambda old, add: _write_rows(old, add, start, keep), layer, new)
     else:
-        after = jax.tree.map(lambda old, add: _write(old, add, plan.start), layer, new)
+        after = jax.tree.map(lambda old, add: _write(old, add, start), layer, new)
     return after, *dequantize(after, key.dtype)
 
 

@@ -37,7 +37,7 @@ class Embedding(nn.Module):
 
 
 class LearnedPositions(nn.Module):
-    """A learned vector for each position (Gehring et al., 2017): parameter `table` [max_positions + offset, features]."""
+    """A vector for each position (Gehring et al., 2017): parameter `table` [max_positions + offset, features]."""
 
     max_positions: int
     features: int

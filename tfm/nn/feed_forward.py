@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -11,7 +12,7 @@ from tfm.config import Activation
 from tfm.nn.dropout import Dropout
 from tfm.nn.projection import Initializer, Projection
 
-ACTIVATIONS = {
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "relu": jax.nn.relu,
     "gelu": partial(jax.nn.gelu, approximate=False),
     "gelu_tanh": partial(jax.nn.gelu, approximate=True),
@@ -22,7 +23,8 @@ ACTIVATIONS = {
 class FeedForward(nn.Module):
     """f(x W_up + b) W_down + b, or gated: (f(x W_gate) * (x W_up)) W_down.
 
-    Reference: Vaswani et al. (2017), equation 2; gated forms: Shazeer (2020), "GLU Variants Improve Transformer", equation 6.
+    Reference: Vaswani et al. (2017), equation 2; gated forms: Shazeer (2020), "GLU Variants Improve Transformer",
+    equation 6.
     """
 
     d_ff: int
