@@ -18,6 +18,6 @@ def get_config() -> Config:
                         buckets=6),
         optimizer=OptimizerConfig(schedule="warmup_cosine", learning_rate=2e-3, warmup_steps=400,
                                   label_smoothing=0.1),
-        train=TrainConfig(steps=4000, eval_every=1000, checkpoint_every=500, log_every=50, eval_sentences=200),
+        train=TrainConfig(steps=3000, eval_every=1000, checkpoint_every=500, log_every=50, eval_sentences=200),
         decode=DecodeConfig(beam_size=4, alpha=0.6, batch_size=32),
     )

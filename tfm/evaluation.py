@@ -16,7 +16,7 @@ from tfm.bundle import Bundle
 from tfm.config import ModelConfig
 from tfm.data import Splits, Texts, make_eval_batches
 from tfm.models import build, output_matrix
-from tfm.training.loss import MODEL_INPUTS
+from tfm.training.loss import MODEL_INPUTS, right_padded_positions
 
 Say = Callable[[int], None]
 
@@ -61,7 +61,7 @@ def token_figures(bundle: Bundle, splits: Splits, texts: Texts) -> dict[str, flo
 def _figures(config: ModelConfig, params: Any, batch: Mapping[str, jax.Array]) -> tuple[jax.Array, ...]:
     """Sums over a batch: loss in nats, right tokens, tokens."""
     inputs = [batch[name] for name in ("source", "target", "tokens") if name in batch]
-    given = {name: batch[name] for name in MODEL_INPUTS if name in batch}
+    given = right_padded_positions(batch) | {name: batch[name] for name in MODEL_INPUTS if name in batch}
     hidden = build(config).apply({"params": params}, *inputs, **given, method="hidden")
     matrix, bias = output_matrix(config, params)
     labels, weights = batch["labels"], batch["weights"]

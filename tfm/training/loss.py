@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 
 from tfm.config import ModelConfig
@@ -40,7 +41,7 @@ def make_loss(model: nn.Module, config: ModelConfig, *, smoothing: float = 0.0) 
 
     def loss(params: Params, batch: Batch, key: jax.Array | None) -> dict[str, jax.Array]:
         tokens = [batch[name] for name in ("source", "target", "tokens") if name in batch]
-        given = {name: batch[name] for name in MODEL_INPUTS if name in batch}
+        given = right_padded_positions(batch) | {name: batch[name] for name in MODEL_INPUTS if name in batch}
         rngs = {} if key is None else {"dropout": key}
         hidden = model.apply({"params": params}, *tokens, **given, deterministic=key is None, rngs=rngs,
                              method="hidden")
@@ -50,3 +51,18 @@ def make_loss(model: nn.Module, config: ModelConfig, *, smoothing: float = 0.0) 
         return {"loss": total, "weight": jnp.sum(batch["weights"].astype(jnp.float32))}
 
     return loss
+
+
+def right_padded_positions(batch: Batch) -> dict[str, np.ndarray]:
+    """Positions 0, 1, 2, ... of the sides of a batch that are not packed: training pads on the right.
+
+    They are known before the program runs, so that position vectors are constants and masks know their empty blocks.
+
+    Example:
+        >>> right_padded_positions({"tokens": np.ones((2, 3), np.int32)})["positions"].tolist()
+        [0, 1, 2]
+    """
+    names = {"source": "source_positions", "target": "target_positions", "tokens": "positions"}
+    packed = {name for name in batch if name.endswith("segments")}
+    return {} if packed else {positions: np.arange(batch[name].shape[1], dtype=np.int32)
+                              for name, positions in names.items() if name in batch}
