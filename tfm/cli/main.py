@@ -12,6 +12,7 @@ COMMANDS = {
     "train": ("tfm.cli.train", "train a model from a config file"),
     "eval": ("tfm.cli.eval", "measure a run on its test split"),
     "decode": ("tfm.cli.decode", "translate or continue the lines of standard input"),
+    "cost": ("tfm.cli.cost", "parameters, FLOPs and memory of a config at a length"),
     "show": ("tfm.cli.show", "draw a model's attention weights"),
 }
 """command -> (module with main(argv), what it does)."""
