@@ -162,8 +162,8 @@ def _scan_losses(hidden: jax.Array, embedding: jax.Array, bias: jax.Array | None
         h, ids = chunk
         return None, _losses(_logits(h, matrix, bias, form.softcap), ids, form.smoothing)
 
-    _, losses = jax.lax.scan(one, None, _split((hidden, targets), targets.shape, form.chunk_size))
-    return _join(losses, targets.shape)
+    chunks = _split((hidden, targets), targets.shape, form.chunk_size)
+    return _join(jax.lax.scan(one, None, chunks)[1], targets.shape)
 
 
 def _scan_gradients(hidden: jax.Array, embedding: jax.Array, bias: jax.Array | None, weights: jax.Array,
@@ -197,8 +197,9 @@ def _scan_gradients(hidden: jax.Array, embedding: jax.Array, bias: jax.Array | N
     carry = (start, None if bias is None else jnp.broadcast_to(-jnp.sum(uniform), bias.shape).astype(wide))
     targets = jnp.clip(targets, 0, embedding.shape[0] - 1)
     chunks = _split((hidden, weights, uniform, targets), targets.shape, form.chunk_size)
-    (d_matrix, d_bias), outputs = jax.lax.scan(one, carry, chunks)
-    losses, gold, d_hidden = (_join(x, targets.shape) for x in outputs)
+    parts: tuple[jax.Array, ...]
+    (d_matrix, d_bias), parts = jax.lax.scan(one, carry, chunks)
+    losses, gold, d_hidden = (_join(x, targets.shape) for x in parts)
     d_matrix = d_matrix.at[targets].add(-gold[..., None] * hidden)
     if bias is not None and d_bias is not None:
         d_bias = d_bias.at[targets].add(-gold).astype(bias.dtype)

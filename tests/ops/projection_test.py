@@ -1,0 +1,63 @@
+"""The projection against NumPy in float64, in value and gradient, and its backward pass in the compiled program."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tfm.ops.projection import projection
+
+
+def _inputs(shape: tuple[int, ...], features: int) -> tuple[np.ndarray, ...]:
+    rng = np.random.default_rng(0)
+    return (rng.normal(size=shape), rng.normal(size=(shape[-1], features)), rng.normal(size=features),
+            rng.normal(size=(*shape[:-1], features)))
+
+
+@pytest.mark.parametrize("shape", [(5,), (4, 5), (2, 3, 5), (0, 5)])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_value_and_gradients(shape: tuple[int, ...], with_bias: bool) -> None:
+    x, kernel, bias, outer = _inputs(shape, 6)
+    arrays = [jnp.asarray(a, jnp.float32) for a in (x, kernel, bias)]
+    y, pull = jax.vjp(lambda x, k, b: projection(x, k, b if with_bias else None), *arrays)
+    dx, dk, db = pull(jnp.asarray(outer, jnp.float32))
+    np.testing.assert_allclose(y, x @ kernel + with_bias * bias, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(dx, outer @ kernel.T, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(dk, np.einsum("ni,no->io", x.reshape(-1, 5), outer.reshape(-1, 6)), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(db, with_bias * outer.reshape(-1, 6).sum(0), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [None, jnp.bfloat16])
+def test_types(dtype: jnp.dtype | None) -> None:
+    """Operands are rounded once and sums are in float32: 4,096 products of 1 do not stop at 256, as bfloat16's would."""
+    x, kernel = jnp.ones((2, 4096), dtype or jnp.float32), jnp.ones((4096, 3), jnp.float32)
+    y, pull = jax.vjp(lambda x, k: projection(x, k, dtype=dtype), x, kernel)
+    dx, dk = pull(jnp.ones_like(y))
+    assert y.dtype == dx.dtype == (dtype or jnp.float32) and dk.dtype == jnp.float32
+    np.testing.assert_array_equal(np.float32(y), 4096.0)
+    rounded = projection(jnp.ones((1, 1)), jnp.full((1, 1), 1.001, jnp.float32), dtype=jnp.bfloat16)
+    assert float(rounded[0, 0]) == 1.0
+
+
+def test_float64_stays_float64() -> None:
+    with jax.enable_x64(True):
+        x, kernel, bias, _ = _inputs((3, 5), 4)
+        y = projection(jnp.asarray(x), jnp.asarray(kernel), jnp.asarray(bias))
+        assert y.dtype == jnp.float64
+        np.testing.assert_allclose(y, x @ kernel + bias, rtol=1e-13)
+
+
+def test_gradient_of_the_weights_needs_no_transposed_activations() -> None:
+    """dW contracts the tokens of x and dy as they lie, and dy is stored before its readers."""
+    def loss(x, kernel):
+        return jnp.sum(jnp.sin(projection(jnp.tanh(x), kernel)))
+
+    text = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(jnp.ones((2, 3, 8)), jnp.ones((8, 4))).as_text()
+    assert "optimization_barrier" in text
+    assert "contracting_dims = [0] x [0]" in text
+
+
+@pytest.mark.parametrize("x, kernel, bias", [((2, 5), (4, 3), None), ((5,), (5, 3, 1), None), ((2, 5), (5, 3), (4,))])
+def test_axes_that_do_not_fit(x: tuple, kernel: tuple, bias: tuple | None) -> None:
+    with pytest.raises(ValueError, match="projection needs"):
+        projection(jnp.ones(x), jnp.ones(kernel), None if bias is None else jnp.ones(bias))
