@@ -95,14 +95,12 @@ def unknown_field(name: str, known: list[str]) -> str:
 
 
 def nearest(name: str, known: list[str]) -> str | None:
-    """The most similar of the known names, by the last part of a dotted name before the whole."""
-    last = name.rpartition(".")[2]
-    same_part = [other for other in known if other.rpartition(".")[0] == name.rpartition(".")[0]]
-    by_last = {other.rpartition(".")[2]: other for other in reversed(same_part or known)}
-    found = difflib.get_close_matches(last, list(by_last), n=1, cutoff=0.5)
-    if found:
-        return by_last[found[0]]
-    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.5)), None)
+    """The most similar of the known names; those under the same part, such as `model.`, come before others."""
+    part, _, last = name.rpartition(".")
+    family = [other for other in known if other.rpartition(".")[0] == part]
+    names = {other.rpartition(".")[2]: other for other in family} or {other: other for other in known}
+    found = difflib.get_close_matches(last if family else name, list(names), n=1, cutoff=0.5)
+    return names[found[0]] if found else None
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -48,8 +48,10 @@ def run_toy(folder, steps, *, batches=None, evaluate=None, seconds=0.0, describe
 
         slow_step.compile_seconds = 0.0
         writer = MetricsWriter(folder, start_step=int(state.step))
-        return train(Run(config, folder, mesh, slow_step, batches, lambda count: 0.05, evaluate, checkpoints, writer,
-                         reporter, describe), state)
+        result = train(Run(config, folder, mesh, slow_step, batches, lambda count: 0.05, evaluate, checkpoints, writer,
+                           reporter, describe), state)
+        writer.close()
+        return result
     finally:
         checkpoints.close()
 

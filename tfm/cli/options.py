@@ -20,6 +20,8 @@ from tfm.config import Config, DataConfig, DecodeConfig, ModelConfig, OptimizerC
 from tfm.config_json import nearest
 
 T = TypeVar("T")
+FRAME, RULE = " │╭╮╰╯|+", " │─╭╮╰╯|-+"
+"""What tyro draws boxes with: in Unicode, or in ASCII where stderr cannot show that."""
 PARTS = (ModelConfig, DataConfig, OptimizerConfig, TrainConfig, DecodeConfig)
 
 
@@ -122,8 +124,8 @@ def _one_line(known: Sequence[str]) -> Iterator[None]:
 
 
 def _message(box: str, known: Sequence[str]) -> str:
-    lines = [line.strip(" │") for line in box.splitlines() if line.startswith("│")]
-    body = list(itertools.takewhile(lambda line: not line.startswith("─"), lines))
+    lines = ["" if set(line) <= set(RULE) else line.strip(FRAME) for line in box.splitlines()[1:]]
+    body = itertools.takewhile(bool, itertools.dropwhile(lambda line: not line, lines))
     text = re.sub(r"^Error parsing (config\.\w+|--\S+): (?=\w+\.\w+ is )", "", " ".join(body))
     unknown = re.match(r"Unrecognized options: (--[^\s,=]+)", text)
     if unknown:

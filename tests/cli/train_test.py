@@ -1,0 +1,157 @@
+"""The train command: a whole small run, its options, and one line for every mistake."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tfm.cli.main import main as tfm_main
+from tfm.cli.options import load_config_file, parse
+from tfm.cli.train import TrainOptions, main
+from tfm.config import Config
+
+CONFIG = """
+from tfm import Config, DataConfig, ModelConfig, OptimizerConfig, TrainConfig
+
+def get_config():
+    return Config(
+        ModelConfig(vocab_size=1, d_model=16, d_ff=32, num_heads=2, encoder_layers=1, decoder_layers=1),
+        DataConfig(generated_size=300, max_length=100, tokens_per_batch=400, buckets=1, tokenizer="byte",
+                   too_long="cut"),
+        OptimizerConfig(warmup_steps=10),
+        TrainConfig(steps=4, eval_every=2, checkpoint_every=2, log_every=1, eval_sentences=2, samples=1))
+"""
+
+
+@pytest.fixture(scope="module")
+def config_file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("configs") / "small.py"
+    path.write_text(CONFIG)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def run(config_file, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run") / "new"
+    assert main([config_file, "--workdir", str(folder)]) == 0
+    return folder
+
+
+def fails(capsys, arguments, *words):
+    """Exit code 2 and exactly one line on stderr, with these words."""
+    capsys.readouterr()
+    assert main(arguments) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1, lines
+    for word in words:
+        assert word in lines[0]
+
+
+def test_a_run_leaves_what_the_design_promises(run):
+    names = {path.name for path in run.iterdir()}
+    assert {"config.json", "tokenizer.model", "checkpoints", "metrics.jsonl", "samples", "curves.png"} <= names
+    assert any(name.startswith("events.out.tfevents") for name in names)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2, 3, 4]
+    assert {"loss", "tokens_per_second", "valid_loss", "bleu"} <= set(lines[1])
+    config = json.loads((run / "config.json").read_text())
+    assert config["model"]["vocab_size"] > 256
+    assert "translation" in (run / "samples" / "4.txt").read_text()
+
+
+def test_more_steps_go_on_and_other_fields_are_refused(run, config_file, capsys):
+    fails(capsys, [config_file, "--workdir", str(run), "--model.d-ff", "64"], str(run), "model.d_ff 32 -> 64")
+    fails(capsys, [config_file, "--workdir", str(run), "--train.seed", "1"], "train.seed 0 -> 1")
+    assert main([config_file, "--workdir", str(run), "--train.steps", "6"]) == 0
+    assert "going on from step 4" in capsys.readouterr().err
+    assert json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["step"] == 6
+
+
+def test_options_are_typed(config_file):
+    options = parse(TrainOptions, [config_file, "--workdir", "x", "--data.source", "text", "--data.train", "a", "b",
+                                   "--model.num-heads", "4", "--optimizer.clip-norm", "None", "--model.gated"],
+                    prog="train.py")
+    config = options.config
+    assert (config.data.train, config.model.num_heads, config.model.gated) == (("a", "b"), 4, True)
+    assert config.model.d_model == 16 and config.optimizer.clip_norm is None
+
+
+@pytest.mark.parametrize("arguments, words", [
+    (["--model.num-heds", "4"], ["--model.num-heds", "did you mean --model.num-heads?"]),
+    (["--train.step=4"], ["--train.step", "did you mean --train.steps?"]),
+    (["--model.num-heads", "3"], ["model.num_heads is 3", "d_model=16"]),
+    (["--train.steps", "many"], ["--train.steps", "many"]),
+    (["--model.norm", "batch"], ["--model.norm", "batch", "layer"]),
+    (["--mesh", "date=2"], ["date", "data"]),
+    (["--mesh", "data=7"], ["mesh data=7", "devices"]),
+    (["--data.source", "text"], ["data.train"]),
+    (["--data.source", "text", "--data.train", "no.en", "no.de"], ["no.en"]),
+    (["--model.position", "learned", "--model.max-positions", "50"], ["max_length is 100", "max_positions=50"]),
+])
+def test_mistakes_in_options(config_file, tmp_path, capsys, arguments, words):
+    fails(capsys, [config_file, "--workdir", str(tmp_path / "run"), *arguments], *words)
+
+
+@pytest.mark.parametrize("content, words", [
+    ("x = 1", ["defines no get_config()"]),
+    ("def get_config(): return 3", ["int", "tfm.Config"]),
+    ("import tfm\ndef get_config(): return tfm.Config(tfm.ModelConfig(vocab_size=9, num_head=3))",
+     ["ModelConfig has no field num_head", "did you mean num_heads?"]),
+    ("import tfm\ndef get_config(): return tfm.Config(tfm.ModelConfig(vocab_size=9, d_model=10, num_heads=3))",
+     ["model.num_heads is 3", "d_model=10"]),
+    ("def get_config(:", ["SyntaxError"]),
+    ("import nothing_of_the_sort", ["nothing_of_the_sort"]),
+])
+def test_mistakes_in_a_config_file(tmp_path, capsys, content, words):
+    path = tmp_path / "wrong.py"
+    path.write_text(content)
+    fails(capsys, [str(path), "--workdir", str(tmp_path / "run")], "wrong.py", *words)
+
+
+def test_missing_arguments(config_file, tmp_path, capsys):
+    fails(capsys, [], "config file")
+    fails(capsys, [config_file], "--workdir")
+    fails(capsys, [str(tmp_path / "none.py"), "--workdir", "x"], "none.py", "does not exist")
+
+
+def test_a_workdir_that_is_a_file(config_file, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    fails(capsys, [config_file, "--workdir", str(tmp_path / "file")], "file")
+
+
+def test_a_vocabulary_that_the_text_cannot_fill(config_file, tmp_path, capfd):
+    sides = [tmp_path / "a.en", tmp_path / "a.de"]
+    for side in sides:
+        side.write_text("a b c\n" * 9)
+    arguments = ["--data.source", "text", "--data.train", *map(str, sides), "--data.tokenizer", "bpe"]
+    assert main([config_file, "--workdir", str(tmp_path / "run"), *arguments]) == 2
+    assert "vocab_size" in capfd.readouterr().err.splitlines()[-1]
+
+
+def test_help_documents_every_field(capsys):
+    with pytest.raises(SystemExit) as done:
+        parse(TrainOptions, ["--help"], prog="train.py")
+    assert done.value.code == 0
+    text = capsys.readouterr().out
+    for part in ("model.num-heads", "data.train", "optimizer.clip-norm", "train.steps", "decode.alpha", "mesh"):
+        assert f"--{part}" in text
+    assert "Query heads H." in text
+
+
+def test_dispatch(capsys):
+    assert tfm_main([]) == 0 and "train" in capsys.readouterr().out
+    assert tfm_main(["trian"]) == 2 and "did you mean train?" in capsys.readouterr().err
+    assert tfm_main(["train", "none.py", "--workdir", "x"]) == 2
+
+
+def test_root_script_gives_the_exit_code(tmp_path):
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, str(root / "train.py"), "none.py", "--workdir", "x"], capture_output=True,
+                          text=True, cwd=root)
+    assert done.returncode == 2 and done.stderr.startswith("error: config file none.py")
+
+
+def test_a_config_file_gives_its_config(config_file):
+    assert isinstance(load_config_file(config_file), Config)
