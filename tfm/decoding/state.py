@@ -111,7 +111,7 @@ def gather_beams(tree: Cache, beams: jax.Array) -> Cache:
 
     def move(x: jax.Array) -> jax.Array:
         first = jnp.arange(batch)[:, None] * (x.shape[0] // batch)
-        return jnp.take(x, (first + beams).reshape(-1), axis=0)
+        return x.at[(first + beams).reshape(-1)].get(mode="promise_in_bounds")
 
     return jax.tree.map(move, tree)
 
