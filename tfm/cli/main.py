@@ -13,6 +13,7 @@ COMMANDS = {
     "eval": ("tfm.cli.eval", "measure a run on its test split"),
     "decode": ("tfm.cli.decode", "translate or continue the lines of standard input"),
     "cost": ("tfm.cli.cost", "parameters, FLOPs and memory of a config at a length"),
+    "plan": ("tfm.cli.plan", "memory, time and cost of training on a mesh, without it"),
     "show": ("tfm.cli.show", "draw a model's attention weights"),
 }
 """command -> (module with main(argv), what it does)."""

@@ -1,0 +1,71 @@
+"""What accelerators can do, from their makers' data sheets, for estimates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tfm.config import require
+
+
+@dataclass(frozen=True)
+class Device:
+    """One accelerator. Rates are peaks without sparsity, in a second; network rates are for one direction."""
+
+    name: str
+    half_flops: float
+    """FLOPs in bfloat16 (V100, P100: float16)."""
+    single_flops: float
+    """FLOPs of float32 arrays at JAX's default precision: TF32 where there is one, bfloat16 passes on TPUs."""
+    memory: float
+    """Bytes."""
+    memory_rate: float
+    """Bytes."""
+    near_rate: float
+    """Bytes sent to devices of the same node or pod."""
+    far_rate: float
+    """Bytes sent to other nodes or pods."""
+    node: int
+    """Devices of a node or pod."""
+    sustained: float | None = None
+    """FLOPs that Vaswani et al. (2017) reckon with (section 5.2 and the footnote of Table 2)."""
+
+
+DEVICES = {
+    "p100": Device("NVIDIA P100 16 GB", 18.7e12, 9.3e12, 16e9, 732e9, 80e9, 12.5e9, 8, sustained=9.5e12),
+    "v100": Device("NVIDIA V100 SXM2 32 GB", 125e12, 15.7e12, 32e9, 900e9, 150e9, 12.5e9, 8),
+    "a100": Device("NVIDIA A100 SXM 80 GB", 312e12, 156e12, 80e9, 2.039e12, 300e9, 25e9, 8),
+    "h100": Device("NVIDIA H100 SXM", 989e12, 494e12, 80e9, 3.35e12, 450e9, 50e9, 8),
+    "h200": Device("NVIDIA H200 SXM", 989e12, 494e12, 141e9, 4.8e12, 450e9, 50e9, 8),
+    "v5e": Device("Google TPU v5e", 197e12, 197e12, 16e9, 819e9, 200e9, 6.25e9, 256),
+    "v5p": Device("Google TPU v5p", 459e12, 459e12, 95e9, 2.765e12, 600e9, 6.25e9, 8960),
+    "v6e": Device("Google TPU v6e", 918e12, 918e12, 32e9, 1.64e12, 400e9, 6.25e9, 256),
+}
+"""Name on the command line -> device."""
+
+
+def find_device(name: str) -> Device:
+    """The device of a name.
+
+    Raises:
+        ValueError: an unknown name.
+
+    Example:
+        >>> find_device("h100").memory
+        80000000000.0
+    """
+    require(name in DEVICES, "--device", name, f"it must be one of {', '.join(DEVICES)}")
+    return DEVICES[name]
+
+
+def sustained_flops(seconds: float, devices: int, rate: float) -> float:
+    """FLOPs of a training run as Vaswani et al. (2017) count them: time x devices x sustained FLOPs of one.
+
+    Example:
+        >>> base = sustained_flops(12 * 3600, 8, DEVICES["p100"].sustained)
+        >>> big = sustained_flops(3.5 * 86400, 8, DEVICES["p100"].sustained)
+        >>> f"{base:.1e} {big:.1e}"
+        '3.3e+18 2.3e+19'
+
+    Reference: Vaswani et al. (2017), Table 2 and its footnote.
+    """
+    return seconds * devices * rate
