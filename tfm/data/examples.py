@@ -21,7 +21,7 @@ class Counts:
     Attributes:
       texts: lines, pairs or documents found.
       examples: what training sees of them in an epoch.
-      tokens: positions of these that are no padding (the longer side of pairs counts once, as in the token budget).
+      tokens: ids of these in an epoch, special ones included; of a pair, those of the longer side.
       skipped: left out because they are longer than max_length.
       cut: shortened to max_length.
       empty: left out because a side has no token.

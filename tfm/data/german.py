@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from tfm.data.lexicon import HABEN, PREDICATE_FORM, SEIN, WERDEN, Modal, Noun, Verb
 
-_COLUMN = {"m": 0, "f": 1, "n": 2, "pl": 3}
-# endings by case for masculine, feminine, neuter, plural; "-" is no ending
-_DER = {"nom": "er e es e", "acc": "en e es e", "dat": "em er em en", "gen": "es er es er"}
-_EIN = {"nom": "- e - e", "acc": "en e - e", "dat": "em er em en", "gen": "es er es er"}
-_WEAK = {"nom": "e e e en", "acc": "en e e en", "dat": "en en en en", "gen": "en en en en"}
-_MIXED = {"nom": "er e es en", "acc": "en e es en", "dat": "en en en en", "gen": "en en en en"}
-_STRONG = {"nom": "er e es e", "acc": "en e es e", "dat": "em er em en", "gen": "en er en er"}
+Table = dict[tuple[str, str], str]
+
+
+def _table(nom: str, acc: str, dat: str, gen: str) -> Table:
+    """(case, gender) -> ending, from rows for masculine, feminine, neuter and plural; "-" is no ending."""
+    rows = {"nom": nom, "acc": acc, "dat": dat, "gen": gen}
+    return {(case, gender): ending.replace("-", "") for case, row in rows.items()
+            for gender, ending in zip(("m", "f", "n", "pl"), row.split(), strict=True)}
+
+
+_DER = _table("er e es e", "en e es e", "em er em en", "es er es er")
+_EIN = _table("- e - e", "en e - e", "em er em en", "es er es er")
+_WEAK = _table("e e e en", "en e e en", "en en en en", "en en en en")
+_MIXED = _table("er e es en", "en e es en", "en en en en", "en en en en")
+_STRONG = _table("er e es e", "en e es e", "em er em en", "en er en er")
 _ADJECTIVE = {"der": _WEAK, "ein": _MIXED, "": _STRONG}
-_THE = {"nom": "der die das die", "acc": "den die das die", "dat": "dem der dem den", "gen": "des der des der"}
+_THE = _table("der die das die", "den die das die", "dem der dem den", "des der des der")
 
 _CONTRACTED = {"an dem": "am", "in dem": "im", "zu dem": "zum", "zu der": "zur", "in das": "ins", "von dem": "vom"}
-
-
-def _ending(table: dict[str, str], case: str, gender: str) -> str:
-    return table[case].split()[_COLUMN[gender]].replace("-", "")
 
 
 def the(case: str, gender: str) -> str:
@@ -28,17 +32,17 @@ def the(case: str, gender: str) -> str:
       >>> the("dat", "f"), the("acc", "m")
       ('der', 'den')
     """
-    return _THE[case].split()[_COLUMN[gender]]
+    return _THE[case, gender]
 
 
 def der_word(stem: str, case: str, gender: str) -> str:
     """dieser, jeder: inflected like the article."""
-    return stem + _ending(_DER, case, gender)
+    return stem + _DER[case, gender]
 
 
 def ein_word(stem: str, case: str, gender: str) -> str:
     """ein, kein, mein, ...: without an ending in three places."""
-    return stem + _ending(_EIN, case, gender)
+    return stem + _EIN[case, gender]
 
 
 def adjective(stem: str, case: str, gender: str, after: str) -> str:
@@ -48,7 +52,7 @@ def adjective(stem: str, case: str, gender: str, after: str) -> str:
       >>> adjective("alt", "nom", "m", "der"), adjective("alt", "nom", "m", "ein"), adjective("müde", "dat", "pl", "")
       ('alte', 'alter', 'müden')
     """
-    return stem.removesuffix("e") + _ending(_ADJECTIVE[after], case, gender)
+    return stem.removesuffix("e") + _ADJECTIVE[after][case, gender]
 
 
 def predicate(stem: str) -> str:

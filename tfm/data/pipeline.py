@@ -49,9 +49,10 @@ class TrainIterator(Iterator[Batch]):
 
     def __next__(self) -> Batch:
         batch: Batch = next(self._iterator)
-        mask = batch["mask"] if "mask" in batch else batch["target_mask"]
-        self._positions += mask.size
-        self._valid += int(mask.sum())
+        for name in ("mask", "source_mask", "target_mask"):
+            if name in batch:
+                self._positions += batch[name].size
+                self._valid += int(batch[name].sum())
         return batch
 
     @property
@@ -92,7 +93,8 @@ def make_train_iterator(config: Config, tokenizer: Tokenizer, splits: Splits, *,
       tokenizer: what made the ids of the model.
       splits: the texts.
       process_index, process_count: which share of the rows of each batch this process gets.
-      multiple_of: rows of the whole batch (all processes) are a multiple of it.
+      multiple_of: rows of the whole batch (all processes) are a multiple of it. With buckets, rows of padding fill
+        it up, so that devices and processes do not change which examples make a batch.
       cache_dir: where tokens are kept. None: `data.cache_dir`; nothing is kept where that is None, too.
 
     Returns:
@@ -114,26 +116,30 @@ def make_train_iterator(config: Config, tokenizer: Tokenizer, splits: Splits, *,
                                process_index, process_count)
         return TrainIterator(dataset, examples, [local], None)
     lengths = choose_lengths(examples.lengths, data.buckets)
-    shapes = batch_shapes(lengths, data.tokens_per_batch, int(rows_of))
+    shapes = batch_shapes(lengths, data.tokens_per_batch)
     plan = BucketPlan(examples.lengths, shapes, seed)
-    maker = _BatchMaker(examples, plan, tokenizer.pad_id, process_index, process_count)
+    maker = _BatchMaker(examples, plan, tokenizer.pad_id, process_index, process_count, int(rows_of))
     dataset = grain.MapDataset.range(_ENDLESS).map(maker).to_iter_dataset(
         grain.ReadOptions(num_threads=1, prefetch_buffer_size=_PREFETCH))
     used = [s for s, n in zip(shapes, plan.batches_per_shape, strict=True) if n]
-    return TrainIterator(dataset, examples, [BatchShape(s.rows // process_count, s.length) for s in used], plan)
+    return TrainIterator(dataset, examples, [BatchShape(maker.rows(s), s.length) for s in used], plan)
 
 
 class _BatchMaker:
     """Batch number -> this process's rows of it."""
 
     def __init__(self, examples: Examples, plan: BucketPlan, pad_id: int, process_index: int = 0,
-                 process_count: int = 1) -> None:
+                 process_count: int = 1, multiple_of: int = 1) -> None:
         self._examples, self._plan, self._pad_id = examples, plan, pad_id
-        self._process_index, self._process_count = process_index, process_count
+        self._process_index, self._process_count, self._multiple_of = process_index, process_count, multiple_of
+
+    def rows(self, shape: BatchShape) -> int:
+        """Rows of this process in a batch of the plan, those of padding included."""
+        return -(-shape.rows // self._multiple_of) * self._multiple_of // self._process_count
 
     def __call__(self, index: int) -> Batch:
         epoch, shape, numbers = self._plan[int(index)]
-        rows = shape.rows // self._process_count
+        rows = self.rows(shape)
         mine = numbers[self._process_index * rows:(self._process_index + 1) * rows]
         made = [self._examples.make(int(number), epoch) for number in mine]
         if made:

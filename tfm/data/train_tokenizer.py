@@ -50,9 +50,9 @@ def train_sentencepiece(texts: Iterable[str], *, kind: str, vocab_size: int, nor
     try:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=itertools.chain([first], lines), model_writer=model, model_type=kind,
-            vocab_size=vocab_size, byte_fallback=True, normalization_rule_name=normalization, character_coverage=0.9999,
-            add_dummy_prefix=True, remove_extra_whitespaces=False, pad_id=0, bos_id=1, eos_id=2, unk_id=3,
-            control_symbols=list(symbols), max_sentence_length=2 * _MOST_BYTES, num_threads=4, minloglevel=4)
+            vocab_size=vocab_size, byte_fallback=True, character_coverage=0.9999, normalization_rule_name=normalization,
+            add_dummy_prefix=True, remove_extra_whitespaces=False, split_digits=True, pad_id=0, bos_id=1, eos_id=2,
+            unk_id=3, control_symbols=list(symbols), max_sentence_length=2 * _MOST_BYTES, num_threads=4, minloglevel=4)
     except RuntimeError as error:
         raise _explain(error, vocab_size) from error
     return SentencePieceTokenizer(model.getvalue())
