@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tfm.config import Config, DecodeConfig, ModelConfig, require
+from tfm.config import Config, ModelConfig, require
 from tfm.data.tokenizer import Tokenizer, load_tokenizer
 from tfm.inference import Result, Rows, Search, embed, generate, score_pairs
 
@@ -158,7 +158,7 @@ class Bundle:
         require(len(sources) == len(targets), "targets", len(targets), f"there are {len(sources)} sources")
         eos = list(self.special.eos_ids[:1])
         return score_pairs(self.model, self.params, [self.source_ids(text) for text in sources],
-                           [self._tokenizer.encode(text) + eos for text in targets], start_id=self.special.start_id,
+                           [self._tokenizer.encode_target(text) + eos for text in targets], start_id=self.special.start_id,
                            batch_size=batch_size or self.config.decode.batch_size)
 
     def embed(self, texts: Sequence[str], *, too_long: TooLong = "error", batch_size: int | None = None) -> np.ndarray:
@@ -180,7 +180,7 @@ class Bundle:
         target_ids = None
         if self.model.is_encoder_decoder:
             written = self.translate([source])[0] if target is None else target
-            target_ids = [self.special.start_id, *self._tokenizer.encode(written)]
+            target_ids = [self.special.start_id, *self._tokenizer.encode_target(written)]
         source_ids = self.source_ids(source)
         maps = attention_maps(self.model, self.params, source_ids, target_ids, part=part, layer=layer)
         pieces = self._tokenizer.piece
@@ -236,7 +236,9 @@ def load(path: str | Path, *, checkpoint: int | str = "newest", average: int = 1
     if (path / "checkpoints").is_dir():
         return _load_run(path, checkpoint, average, say)
     if path.suffix == ".gguf" or (path / "config.json").is_file():
-        return _load_foreign(path)
+        from tfm.foreign import load_foreign
+
+        return load_foreign(path)
     raise ValueError(f"{path} is neither a run folder (no checkpoints/), nor a Hugging Face checkpoint (no config.json),"
                      " nor a .gguf file")
 
@@ -271,10 +273,3 @@ def _load_run(path: Path, checkpoint: int | str, average: int, say: Callable[[st
         params = load_checkpoint_params(chosen)
     tokenizer = load_tokenizer(path / "tokenizer.model")
     return Bundle(config, params, tokenizer, run_special(config, tokenizer))
-
-
-def _load_foreign(path: Path) -> Bundle:
-    from tfm.interop import load_foreign
-
-    model, params, tokenizer, special = load_foreign(path)
-    return Bundle(Config(model=model, decode=DecodeConfig(beam_size=1)), params, tokenizer, Special(**special))
