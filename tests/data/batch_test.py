@@ -21,7 +21,9 @@ def test_bucket_lengths_pad_least(seed: int, count: int) -> None:
     lengths = rng.integers(1, rng.integers(20, 60), size=40)
     chosen = choose_lengths(lengths, count)
     edges = range(8, int(-(-lengths.max() // 8) * 8) + 1, 8)
-    best = min(padded_positions(lengths, [*cut, edges[-1]]) for n in range(count) for cut in itertools.combinations(edges, n))
+    best = min(
+        padded_positions(lengths, [*cut, edges[-1]]) for n in range(count) for cut in itertools.combinations(edges, n)
+    )
     assert padded_positions(lengths, chosen) == best
     assert len(chosen) <= count and chosen == sorted(set(chosen)) and chosen[-1] == edges[-1]
 
@@ -34,13 +36,26 @@ def test_shapes_keep_the_budget() -> None:
 
 
 def test_padding_goes_by_lengths_not_ids() -> None:
-    examples = [{"source": np.array([7, 7, 7], np.int32), "target": np.array([7], np.int32), "labels": np.array([7], np.int32),
-                 "weights": np.ones(1, np.float32), "prefix_length": np.array(2, np.int32)}]
+    examples = [
+        {
+            "source": np.array([7, 7, 7], np.int32),
+            "target": np.array([7], np.int32),
+            "labels": np.array([7], np.int32),
+            "weights": np.ones(1, np.float32),
+            "prefix_length": np.array(2, np.int32),
+        }
+    ]
     batch = pad_batch(examples, BatchShape(2, 4), pad_id=7)
     assert batch["source"].tolist() == [[7] * 4] * 2
     assert batch["source_mask"].tolist() == [[True, True, True, False], [False] * 4]
     assert batch["target_mask"].tolist() == [[True, False, False, False], [False] * 4]
     assert batch["weights"].tolist() == [[1, 0, 0, 0], [0] * 4] and batch["prefix_length"].tolist() == [2, 0]
     assert {name: array.dtype.name for name, array in batch.items()} == {
-        "source": "int32", "target": "int32", "labels": "int32", "weights": "float32", "prefix_length": "int32",
-        "source_mask": "bool", "target_mask": "bool"}
+        "source": "int32",
+        "target": "int32",
+        "labels": "int32",
+        "weights": "float32",
+        "prefix_length": "int32",
+        "source_mask": "bool",
+        "target_mask": "bool",
+    }

@@ -41,16 +41,26 @@ def test_second_call_reads_the_disk(tmp_path: Path) -> None:
     assert tokenizer.encoded == 8
     second = cached_tokens(Texts([list(TEXTS), TEXTS[::-1]]), 2, tokenizer, tmp_path)
     assert tokenizer.encoded == 8
-    assert [rows(side) for side in first] == [rows(side) for side in second] == [
-        rows(tokenize(side, ByteTokenizer())) for side in (TEXTS, TEXTS[::-1])]
+    assert (
+        [rows(side) for side in first]
+        == [rows(side) for side in second]
+        == [rows(tokenize(side, ByteTokenizer())) for side in (TEXTS, TEXTS[::-1])]
+    )
     assert isinstance(second[0].ids, np.memmap)
 
 
 def test_text_and_tokenizer_make_the_key(tmp_path: Path) -> None:
-    for texts, tokenizer in ((TEXTS, ByteTokenizer()), ([*TEXTS[:3], "vier"], ByteTokenizer()), (["einzwei"], ByteTokenizer()),
-                             (["ein", "zwei"], ByteTokenizer()), (TEXTS, ByteTokenizer(["<mask>"]))):
+    for texts, tokenizer in (
+        (TEXTS, ByteTokenizer()),
+        ([*TEXTS[:3], "vier"], ByteTokenizer()),
+        (["einzwei"], ByteTokenizer()),
+        (["ein", "zwei"], ByteTokenizer()),
+        (TEXTS, ByteTokenizer(["<mask>"])),
+    ):
         before = len(list(tmp_path.iterdir()))
-        assert rows(cached_tokens(Texts([texts]), 1, tokenizer, tmp_path)[0]) == [tokenizer.encode(text) for text in texts]
+        assert rows(cached_tokens(Texts([texts]), 1, tokenizer, tmp_path)[0]) == [
+            tokenizer.encode(text) for text in texts
+        ]
         assert len(list(tmp_path.iterdir())) == before + 1
 
 

@@ -63,9 +63,9 @@ def test_permutation_keeps_every_token_and_separator() -> None:
         result = permute_sentences(tokens, tokens == 0, np.random.default_rng(seed)).tolist()
         order, left = [], list(result)
         while left:
-            piece = next(p for p in pieces if left[:len(p)] == p)
+            piece = next(p for p in pieces if left[: len(p)] == p)
             order.append(pieces.index(piece))
-            left = left[len(piece):]
+            left = left[len(piece) :]
         assert sorted(order) == [0, 1, 2, 3]
         seen.add(tuple(order))
     assert len(seen) == 24

@@ -41,7 +41,7 @@ def test_a_batch_does_not_depend_on_those_before_it() -> None:
     plan, fresh = (BucketPlan(lengths, SHAPES, seed=5) for _ in range(2))
     walked = [plan[i][2].tolist() for i in range(3 * len(plan))]
     assert fresh[len(walked) - 1][2].tolist() == walked[-1]
-    assert [BucketPlan(lengths, SHAPES, seed=6)[i][2].tolist() for i in range(len(plan))] != walked[:len(plan)]
+    assert [BucketPlan(lengths, SHAPES, seed=6)[i][2].tolist() for i in range(len(plan))] != walked[: len(plan)]
 
 
 def test_without_shuffling_order_is_the_datas() -> None:

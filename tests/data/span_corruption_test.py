@@ -20,8 +20,8 @@ def words_with_spans(text: str, spans: list[str]) -> tuple[str, str]:
     noise = np.zeros(len(words), bool)
     for span in spans:
         length = len(span.split())
-        at = next(i for i in range(len(words)) if words[i:i + length] == span.split())
-        noise[at:at + length] = True
+        at = next(i for i in range(len(words)) if words[i : i + length] == span.split())
+        noise[at : at + length] = True
     shown = [*words, "<X>", "<Y>", "<Z>"]
     source, target = corrupt_spans(np.arange(len(words)), noise, range(len(words), len(words) + 3))
     return " ".join(shown[i] for i in source), " ".join(shown[i] for i in target)
@@ -47,7 +47,10 @@ def test_every_text_comes_back(rate: float, mean_span: float) -> None:
         source, target = corrupt_spans(tokens, noise, SENTINELS)
         assert recover_text(source.tolist(), target.tolist(), SENTINELS) == tokens.tolist()
         sentinels = [t for t in source.tolist() if t >= 1000]
-        assert sentinels == SENTINELS[:len(sentinels)] and [t for t in target.tolist() if t >= 1000] == SENTINELS[:len(sentinels) + 1]
+        assert (
+            sentinels == SENTINELS[: len(sentinels)]
+            and [t for t in target.tolist() if t >= 1000] == SENTINELS[: len(sentinels) + 1]
+        )
         assert target[-1] == SENTINELS[len(sentinels)]  # the closing one
         assert (len(source) + 1, len(target) + 1) == corrupted_lengths(length, rate, mean_span)
         assert int(noise.sum()) == span_counts(length, rate, mean_span)[0]

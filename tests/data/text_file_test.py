@@ -18,9 +18,18 @@ def write(path: Path, content: bytes) -> str:
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.txt.gz"])
-@pytest.mark.parametrize("content, lines", [
-    ("", []), ("\n", [""]), ("a", ["a"]), ("a\n", ["a"]), ("a\n\nb", ["a", "", "b"]), ("a\r\nb\r\n", ["a", "b"]),
-    ("x\u2028y\x85z\x0b\nä 😀 \t", ["x\u2028y\x85z\x0b", "ä 😀 \t"])])
+@pytest.mark.parametrize(
+    "content, lines",
+    [
+        ("", []),
+        ("\n", [""]),
+        ("a", ["a"]),
+        ("a\n", ["a"]),
+        ("a\n\nb", ["a", "", "b"]),
+        ("a\r\nb\r\n", ["a", "b"]),
+        ("x\u2028y\x85z\x0b\nä 😀 \t", ["x\u2028y\x85z\x0b", "ä 😀 \t"]),
+    ],
+)
 def test_lines(tmp_path: Path, name: str, content: str, lines: list[str]) -> None:
     found = Lines(write(tmp_path / name, content.encode()))
     assert list(found) == lines and len(found) == len(lines)
@@ -40,7 +49,9 @@ def test_invalid_utf8_names_file_and_line(tmp_path: Path) -> None:
 def test_invalid_utf8_is_found_in_any_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tfm.data.text_file._CHUNK", 16)
     for bad in range(20):
-        path = write(tmp_path / "bad.gz", b"".join(b"caf\xc3 x\n" if i == bad else "café\n".encode() for i in range(20)))
+        path = write(
+            tmp_path / "bad.gz", b"".join(b"caf\xc3 x\n" if i == bad else "café\n".encode() for i in range(20))
+        )
         with pytest.raises(ValueError, match=rf"line {bad + 1}:"):
             Lines(path)
 
@@ -87,6 +98,8 @@ def test_empty_and_miscounted_files(tmp_path: Path) -> None:
 def test_fingerprints_follow_content(tmp_path: Path) -> None:
     one, two = write(tmp_path / "1.txt", b"a\n"), write(tmp_path / "2.txt", b"b\n")
     same = write(tmp_path / "3.txt.gz", b"a\n")
-    pair = [load_splits(DataConfig(source="text", train=files)).train.fingerprint for files in
-            ((one, two), (one, one), (two, one), (same, two))]
+    pair = [
+        load_splits(DataConfig(source="text", train=files)).train.fingerprint
+        for files in ((one, two), (one, one), (two, one), (same, two))
+    ]
     assert pair[0] == pair[3] and len(set(pair)) == 3

@@ -16,11 +16,31 @@ from tfm.data.objective import reserved_symbols
 from tfm.data.tokenizer import ByteTokenizer, SentencePieceTokenizer, Tokenizer
 from tfm.data.train_tokenizer import train_sentencepiece
 
-TEXTS = ["The quick brown fox jumps over the lazy dog.", "Zwölf Boxkämpfer jagen Viktor über den Sylter Deich.",
-         "Hà Nội là thủ đô của Việt Nam", "12 apples, 345 pears  and\ttabs"] * 20
-HARD = ["", " ", "  two  spaces  ", "\ttab\t", "\u2028\u2029\x85", "\x00\x01\x1f\x7f", "😀👩‍👩‍👧 flags 🇩🇪", "\u2581", "a\u2581b \u2581\u2581 c ",
-        "\u2581\ufdd0\ufdd1", "\ufeffBOM", "e\u0301 \u00e9", "<s></s><pad><unk><mask><extra_id_0><0x41>", "\r", "line\nbreak\r\n",
-        "\U0010ffff\ufffd", "ﬁ ①"]
+TEXTS = [
+    "The quick brown fox jumps over the lazy dog.",
+    "Zwölf Boxkämpfer jagen Viktor über den Sylter Deich.",
+    "Hà Nội là thủ đô của Việt Nam",
+    "12 apples, 345 pears  and\ttabs",
+] * 20
+HARD = [
+    "",
+    " ",
+    "  two  spaces  ",
+    "\ttab\t",
+    "\u2028\u2029\x85",
+    "\x00\x01\x1f\x7f",
+    "😀👩‍👩‍👧 flags 🇩🇪",
+    "\u2581",
+    "a\u2581b \u2581\u2581 c ",
+    "\u2581\ufdd0\ufdd1",
+    "\ufeffBOM",
+    "e\u0301 \u00e9",
+    "<s></s><pad><unk><mask><extra_id_0><0x41>",
+    "\r",
+    "line\nbreak\r\n",
+    "\U0010ffff\ufffd",
+    "ﬁ ①",
+]
 
 
 @pytest.fixture(scope="module", params=["bpe", "unigram", "byte"])
@@ -48,7 +68,14 @@ def test_any_text_comes_back(tokenizer: Tokenizer, text: str) -> None:
 
 def test_special_ids_are_distinct_and_decode_to_nothing(tokenizer: Tokenizer) -> None:
     assert tokenizer.mask_id is not None and len(tokenizer.sentinel_ids) == 2
-    special = [tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id, tokenizer.unk_id, tokenizer.mask_id, *tokenizer.sentinel_ids]
+    special = [
+        tokenizer.pad_id,
+        tokenizer.bos_id,
+        tokenizer.eos_id,
+        tokenizer.unk_id,
+        tokenizer.mask_id,
+        *tokenizer.sentinel_ids,
+    ]
     assert len(set(special)) == 7
     assert np.flatnonzero(tokenizer.is_special).tolist() == sorted(special)
     without_unknown = [i for i in special if i != tokenizer.unk_id]
@@ -153,11 +180,19 @@ def test_reserved_symbols_follow_the_task() -> None:
 
 def test_a_tokenizer_json(tmp_path) -> None:
     tokenizers = pytest.importorskip("tokenizers")
-    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<pad>": 0, "</s>": 1, "<unk>": 2, "a": 3, "b": 4}, unk_token="<unk>"))
+    backend = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({"<pad>": 0, "</s>": 1, "<unk>": 2, "a": 3, "b": 4}, unk_token="<unk>")
+    )
     backend.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     backend.add_special_tokens(["<mask>"])
     backend.save(str(tmp_path / "tokenizer.json"))
     tokenizer = load_tokenizer(tmp_path / "tokenizer.json")
-    assert (tokenizer.pad_id, tokenizer.eos_id, tokenizer.unk_id, tokenizer.mask_id, tokenizer.vocab_size) == (0, 1, 2, 5, 6)
+    assert (tokenizer.pad_id, tokenizer.eos_id, tokenizer.unk_id, tokenizer.mask_id, tokenizer.vocab_size) == (
+        0,
+        1,
+        2,
+        5,
+        6,
+    )
     assert tokenizer.encode("b a c") == [4, 3, 2] and tokenizer.decode([4, 3, 1]) == "b a"
     assert tokenizer.bos_id == tokenizer.eos_id  # it has none: EOS starts a text
