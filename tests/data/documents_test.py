@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 from tfm.config import DataConfig
@@ -45,7 +46,7 @@ def test_facts_are_recalled() -> None:
 def test_journeys_go_on_from_where_they_were() -> None:
     for text in documents("journey"):
         legs = re.findall(r"from (\w+) to (\w+)", text)
-        assert all(a[1] == b[0] for a, b in zip(legs, legs[1:], strict=False))
+        assert all(a[1] == b[0] for a, b in itertools.pairwise(legs))
         assert re.findall(r"began in (\w+) and ended in (\w+)", text) == [(legs[0][0], legs[-1][1])]
 
 

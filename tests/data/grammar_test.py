@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tfm.config import DataConfig
-from tfm.data import load_splits
 from tfm.data import german as inflect
+from tfm.data import load_splits
 from tfm.data.choices import Choices
 from tfm.data.clause import Clause, english, german_clause, german_infinitive
 from tfm.data.generated import split_of
@@ -257,7 +257,10 @@ def test_one_source_sentence_has_one_translation() -> None:
 
 def test_the_same_seed_gives_the_same_text_in_another_process() -> None:
     config = DataConfig(generated_size=40)
-    program = "from tfm.config import DataConfig; from tfm.data import load_splits; print(ascii(load_splits(DataConfig(generated_size=40), 5).train[17]))"
+    program = (
+        "from tfm.config import DataConfig; from tfm.data import load_splits;"
+        "print(ascii(load_splits(DataConfig(generated_size=40), 5).train[17]))"
+    )
     printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     backwards = load_splits(config, 5)
     assert [backwards.train[i] for i in (39, 17)][1] == eval(printed)

@@ -38,7 +38,7 @@ def make_splits(size: int = 23, *, columns: int = 2) -> Splits:
     rng = np.random.default_rng(0)
     texts = [[f"{i}:" + "ab cd"[side] * int(rng.integers(1, 24)) for i in range(size)] for side in range(columns)]
     return Splits(
-        *(Texts(texts if name == "train" else [column[:9] for column in texts]) for name in "train valid test".split())
+        *(Texts(texts if name == "train" else [column[:9] for column in texts]) for name in ["train", "valid", "test"])
     )
 
 

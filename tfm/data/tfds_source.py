@@ -106,8 +106,8 @@ def _features(builder: Any, config: DataConfig) -> tuple[str, ...]:
     needed = 2 if config.task in ("translate", "classify") else 1
     names = config.tfds_features or (builder.info.supervised_keys or known)[:needed]
     if len(names) != needed or not all(name in known for name in names):
-        raise ValueError(f"data.tfds_features is {tuple(names)!r}, but task={config.task!r} needs {needed} of the features "
-                         f"{known!r}")
+        raise ValueError(f"data.tfds_features is {tuple(names)!r}, but task={config.task!r} needs {needed} of the "
+                         f"features {known!r}")
     return tuple(names)
 
 

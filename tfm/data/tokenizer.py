@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -50,6 +50,10 @@ class Tokenizer(abc.ABC):
     @abc.abstractmethod
     def encode(self, text: str) -> list[int]:
         """Ids of a text, without BOS and EOS."""
+
+    def encode_target(self, text: str) -> list[int]:
+        """Ids of a target text; the same, unless source and target are split by different models."""
+        return self.encode(text)
 
     @abc.abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
@@ -220,7 +224,7 @@ class ByteTokenizer(Tokenizer):
 
 
 class JsonTokenizer(Tokenizer):
-    """A given `tokenizer.json`; special ids are found by their usual names. Needs the extra `hf`."""
+    """A given `tokenizer.json`; special ids are as given, or found by their usual names. Needs the extra `hf`."""
 
     _NAMES: ClassVar[dict[str, tuple[str, ...]]] = {
         "pad_id": ("<pad>", "[PAD]", "<|endoftext|>", "</s>"),
@@ -230,7 +234,7 @@ class JsonTokenizer(Tokenizer):
         "mask_id": (MASK_SYMBOL, "[MASK]"),
     }
 
-    def __init__(self, content: bytes) -> None:
+    def __init__(self, content: bytes, ids: Mapping[str, int | None] | None = None) -> None:
         try:
             import tokenizers
         except ImportError as error:
@@ -241,14 +245,15 @@ class JsonTokenizer(Tokenizer):
         self._backend.no_truncation()
         self.vocab_size = self._backend.get_vocab_size(with_added_tokens=True)
         found = {field: self._first_of(names) for field, names in self._NAMES.items()}
+        found |= {field: i for field, i in (ids or {}).items() if i is not None}
         eos = found["eos_id"]
         if eos is None:
             raise ValueError(f"tokenizer.json has none of the end-of-text tokens {self._NAMES['eos_id']}")
         self.eos_id, self.mask_id = eos, found["mask_id"]
         self.pad_id, self.bos_id, self.unk_id = (
             eos if (named := found[name]) is None else named for name in ("pad_id", "bos_id", "unk_id"))
-        ids = (self._backend.token_to_id(name) for name in sentinel_symbols(1000))
-        self.sentinel_ids = tuple(i for i in ids if i is not None)
+        sentinels = (self._backend.token_to_id(name) for name in sentinel_symbols(1000))
+        self.sentinel_ids = tuple(i for i in sentinels if i is not None)
 
     def _first_of(self, names: tuple[str, ...]) -> int | None:
         return next((i for name in names if (i := self._backend.token_to_id(name)) is not None), None)
@@ -260,7 +265,8 @@ class JsonTokenizer(Tokenizer):
         return [item.ids for item in self._backend.encode_batch(list(texts), add_special_tokens=False)]
 
     def decode(self, ids: Sequence[int]) -> str:
-        return self._backend.decode([int(i) for i in ids], skip_special_tokens=True)
+        kept = [int(i) for i in ids if not self.is_special[i] or (i == self.unk_id != self.eos_id)]
+        return self._backend.decode(kept, skip_special_tokens=True)
 
     def piece(self, token: int) -> str:
         return self._backend.id_to_token(int(token)) or ""
@@ -287,15 +293,25 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
         raise FileNotFoundError(f"tokenizer file {path} does not exist")
     content = path.read_bytes()
     try:
-        return _from_bytes(content)
+        return tokenizer_from_bytes(content)
     except ValueError as error:
         raise ValueError(f"tokenizer file {path}: {error}") from error
 
 
-def _from_bytes(content: bytes) -> Tokenizer:
+def tokenizer_from_bytes(content: bytes, ids: Mapping[str, int | None] | None = None) -> Tokenizer:
+    """The tokenizer that `to_bytes` wrote, or the content of a sentencepiece model or `tokenizer.json`.
+
+    Args:
+      content: of the file.
+      ids: special ids of a `tokenizer.json` where their names do not tell them.
+    """
     if not content.lstrip().startswith(b"{"):
         return SentencePieceTokenizer(content)
     fields: dict[str, Any] = json.loads(content)
     if fields.get("kind") == "bytes":
         return ByteTokenizer(fields["symbols"])
-    return JsonTokenizer(content)
+    if fields.get("kind") in ("foreign", "marian"):
+        from tfm.data.foreign_tokenizer import ForeignTokenizer, MarianTokenizer
+
+        return (ForeignTokenizer if fields["kind"] == "foreign" else MarianTokenizer).from_fields(fields)
+    return JsonTokenizer(content, ids)
