@@ -3,6 +3,7 @@
 from tfm.ops.additive import additive_attention as additive_attention
 from tfm.ops.attention import attention as attention
 from tfm.ops.attention import attention_weights as attention_weights
+from tfm.ops.attention import merge as merge
 from tfm.ops.dropout import dropout as dropout
 from tfm.ops.dropout import hash_bits as hash_bits
 from tfm.ops.dropout import keep_mask as keep_mask

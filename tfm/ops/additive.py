@@ -4,7 +4,8 @@ import jax
 import jax.numpy as jnp
 
 from tfm.ops.dense import NEGATIVE, softmax
-from tfm.ops.masks import Array, Rule, Tokens, as_rule
+from tfm.ops.masks import Rule, as_rule
+from tfm.ops.tokens import Array, Tokens
 
 
 def additive_attention(

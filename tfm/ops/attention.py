@@ -1,14 +1,18 @@
 """The public door of attention: checks shapes and picks the implementation, which never changes what is computed."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from tfm.ops.blockwise import blockwise_attention
-from tfm.ops.dense import Scoring, dense_attention, dense_scores, softmax
-from tfm.ops.masks import Array, Rule, Tokens, as_rule
+from tfm.ops.dense import NEGATIVE, Scoring, dense_attention, dense_scores, softmax
+from tfm.ops.masks import Rule, as_rule
 from tfm.ops.positions import Bias, MatrixBias, Shaw
+from tfm.ops.tokens import Array, Tokens
+from tfm.ops.vendor import cudnn_attention, missing, splash_attention
 
 Implementation = Literal["auto", "dense", "blockwise", "cudnn"]
 
@@ -60,7 +64,8 @@ def attention(
       [B, T, H, Dv], the query's dtype; with return_lse also [B, H, T] float32, -inf for a query with nothing to see.
 
     Raises:
-      ValueError: shapes that do not fit, an unknown implementation, dropout without a key.
+      ValueError: shapes that do not fit, an unknown implementation, dropout without a key or with a rate outside
+        [0, 1), a rule or option that "cudnn" lacks.
 
     Example:
       >>> import jax.numpy as jnp
@@ -74,17 +79,78 @@ def attention(
     _check_shapes(query, key, value)
     if implementation not in ("auto", "dense", "blockwise", "cudnn"):
         raise ValueError(f"implementation is {implementation!r}; it must be 'auto', 'dense', 'blockwise' or 'cudnn'")
+    if not 0.0 <= dropout_rate < 1.0:
+        raise ValueError(f"dropout_rate is {dropout_rate}; it must be in [0, 1)")
     if dropout_rate and dropout_key is None:
         raise ValueError(f"dropout_rate is {dropout_rate}, which needs a dropout_key")
     scoring = _scoring(query, mask, bias, scale, relative, soft_cap, dropout_rate)
     tokens = _tokens(query, key, query_positions, key_positions)
+    lacking = missing(scoring, *tokens, return_lse)
+    if implementation == "cudnn" and lacking:
+        raise ValueError(f"implementation 'cudnn' lacks {lacking}; 'blockwise' has it")
     if implementation == "auto":
-        implementation = "dense" if key.shape[1] * query.shape[1] <= 1024 * 1024 else "blockwise"
+        implementation = _choose(query, key, lacking)
+    if implementation == "cudnn":
+        return cudnn_attention(query, key, value, scoring)
+    if implementation == "splash":
+        return splash_attention(query, key, value, scoring)
     if implementation == "blockwise":
         output, lse = blockwise_attention(query, key, value, scoring, *tokens, dropout_key, block_size)
     else:
         output, lse = dense_attention(query, key, value, scoring, *tokens, dropout_key)
     return (output, lse) if return_lse else output
+
+
+def _choose(query: jax.Array, key: jax.Array, lacking: str | None) -> str:
+    """The implementation of "auto", by device, length and rule; `benchmarks/README.md` has the measurements.
+
+    | device | where | choice |
+    |---|---|---|
+    | GPU | half precision, a rule that cuDNN has | cudnn |
+    | TPU | a rule that splash attention has, lengths that are multiples of 128, heads of 128 | splash |
+    | any | up to 512 x 512 scores per head, or up to 16 queries | dense |
+    | any | else | blockwise |
+    """
+    device, (T, S) = jax.default_backend(), (query.shape[1], key.shape[1])
+    if device == "gpu" and lacking is None and query.dtype in (jnp.bfloat16, jnp.float16):
+        return "cudnn"
+    if device == "tpu" and lacking is None and T % 128 == S % 128 == query.shape[3] % 128 == 0:
+        return "splash"
+    return "dense" if T * S <= 512 * 512 or T <= 16 else "blockwise"
+
+
+def merge(parts: Sequence[tuple[jax.Array, jax.Array]]) -> tuple[jax.Array, jax.Array]:
+    """Joins attention over pieces of the keys into attention over all of them.
+
+    output = sum_p exp(lse_p - lse) output_p, with lse = log sum_p exp(lse_p).
+
+    Args:
+      parts: pairs (output [B, T, H, Dv], lse [B, H, T]) of `attention(..., return_lse=True)` with the same queries.
+
+    Returns:
+      The pair for all keys.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> x = jnp.ones((1, 4, 2, 8))
+      >>> halves = [attention(x, x[:, i : i + 2], x[:, i : i + 2], return_lse=True) for i in (0, 2)]
+      >>> whole = attention(x, x, x, return_lse=True)
+      >>> bool(jnp.allclose(merge(halves)[1], whole[1]))
+      True
+
+    Reference: Juravsky et al. (2024), Hydragen, section 3.1; Liu, Zaharia and Abbeel (2023), ring attention.
+    """
+    outputs, lses = zip(*parts, strict=True)
+    each = jnp.stack(lses)
+    highest = jax.lax.stop_gradient(jnp.maximum(each.max(0), NEGATIVE))
+    shares = jnp.exp(each - highest)
+    total = shares.sum(0)
+    shares = shares / jnp.where(total == 0, 1, total)
+    output = sum(
+        x.astype(each.dtype) * share.swapaxes(1, 2)[..., None] for x, share in zip(outputs, shares, strict=True)
+    )
+    lse = jnp.where(total == 0, -jnp.inf, highest + jnp.log(jnp.where(total == 0, 1, total)))
+    return output.astype(outputs[0].dtype), lse
 
 
 def attention_weights(

@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 
 from tfm.ops.dropout import keep_mask
-from tfm.ops.masks import Array, Rule, Tokens, register_rule
+from tfm.ops.masks import Rule
 from tfm.ops.positions import Bias, Shaw
+from tfm.ops.tokens import Array, Tokens, register_rule
 
 NEGATIVE = -1e30  # stands for minus infinity, and makes no NaN where it meets itself
 

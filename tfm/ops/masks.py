@@ -7,114 +7,15 @@ window's width) stays static.  True means: may attend.
 """
 
 import dataclasses
-from collections.abc import Sequence
-from functools import cached_property
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-Array = Any  # a NumPy or a JAX array
+from tfm.ops.tokens import Array, Spans, Tokens, array_module, as_batch, known, pair_up, register_rule, spans
 
 EMPTY, PARTIAL, FULL = 0, 1, 2
 _FAR = 1 << 30
-
-
-@dataclasses.dataclass(frozen=True)
-class Tokens:
-    """One side of a block: the tokens' positions, and where they stand in the arrays of the whole.
-
-    Args:
-      positions: [B|1, n] int32.
-      index: [n] int32, places along the side; None for all in order.
-      batch: [b] int32, rows of the batch; None for all.
-      heads: [h] int32, query heads; None for all.
-      consecutive: positions are known to be consecutive, the same for all rows of the batch.
-    """
-
-    positions: Array
-    index: Array | None = None
-    batch: Array | None = None
-    heads: Array | None = None
-    consecutive: bool = False
-
-    def along(self, x: Array, axis: int) -> Array:
-        """The entries of these tokens along an axis; an axis of length 1 serves all."""
-        return _pick(x, self.index, axis)
-
-    def rows(self, x: Array, axis: int = 0) -> Array:
-        """The entries of these rows of the batch."""
-        return _pick(x, self.batch, axis)
-
-    def per_head(self, x: Array, axis: int) -> Array:
-        """The entries of these heads."""
-        return _pick(x, self.heads, axis)
-
-
-def _pick(x: Array, index: Array | None, axis: int) -> Array:
-    if index is None or x.shape[axis] == 1:
-        return x
-    return jnp.take(x, index, axis=axis, mode="clip")
-
-
-@dataclasses.dataclass(frozen=True)
-class Spans:
-    """One side cut into blocks of consecutive places: positions [B|1, n, size], the last ones repeated to fill."""
-
-    positions: Array
-    length: int
-
-    @property
-    def size(self) -> int:
-        return self.positions.shape[-1]
-
-    @cached_property
-    def low(self) -> Array:
-        return self.positions.min(-1)
-
-    @cached_property
-    def high(self) -> Array:
-        return self.positions.max(-1)
-
-    def reduce(self, x: Array, axis: int, how: str) -> Array:
-        """Minimum or maximum of x over each block of an axis of the whole side."""
-        if x.shape[axis] == 1:
-            return x
-        blocked = _cut(x, axis % x.ndim, self.size)
-        return getattr(blocked, how)(axis % x.ndim + 1)
-
-
-def _cut(x: Array, axis: int, size: int) -> Array:
-    """Cuts an axis into (blocks, size), repeating the last entry to fill the last block."""
-    length = x.shape[axis]
-    short = -length % size
-    if short:
-        pad = [(0, short if i == axis else 0) for i in range(x.ndim)]
-        x = array_module(x).pad(x, pad, mode="edge")
-    return x.reshape(*x.shape[:axis], (length + short) // size, size, *x.shape[axis + 1 :])
-
-
-def array_module(*arrays: Array) -> Any:
-    """NumPy where all arrays are NumPy's, so that the result is known while tracing; else jax.numpy."""
-    return np if all(isinstance(x, (np.ndarray, np.generic, int, bool)) for x in arrays) else jnp
-
-
-def _known(x: Array) -> np.ndarray | None:
-    """The values of an array that is not traced, else None."""
-    return None if isinstance(x, jax.core.Tracer) else np.asarray(x)
-
-
-def _as_batch(positions: Array, name: str) -> Array:
-    positions = positions if hasattr(positions, "ndim") else np.asarray(positions)
-    if positions.ndim not in (1, 2):
-        raise ValueError(f"{name} has shape {positions.shape}; it must be [length] or [batch, length]")
-    return positions[None] if positions.ndim == 1 else positions
-
-
-def spans(positions: Array, size: int) -> Spans:
-    """Cuts positions [B|1, n] into blocks of `size`."""
-    return Spans(_cut(positions, 1, size), positions.shape[1])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,8 +46,8 @@ class Rule:
           >>> Causal().dense(np.arange(3), np.arange(3))[0, 0].astype(int).tolist()
           [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
         """
-        query = Tokens(_as_batch(query_positions, "query_positions"))
-        key = Tokens(_as_batch(key_positions, "key_positions"))
+        query = Tokens(as_batch(query_positions, "query_positions"))
+        key = Tokens(as_batch(key_positions, "key_positions"))
         seen = self.visible(query, key)
         seen = seen.reshape((1,) * (4 - seen.ndim) + seen.shape)
         shape = np.broadcast_shapes(seen.shape, (1, 1, query.positions.shape[1], key.positions.shape[1]))
@@ -164,7 +65,7 @@ class Rule:
           >>> Causal().block_map(4, 4, 2, 2).tolist()
           [[1, 0], [2, 1]]
         """
-        some, every = static_bounds(self, np.arange(T)[None], np.arange(S)[None], block_q, block_k)
+        some, every = static_bounds(self, Tokens(np.arange(T)[None]), Tokens(np.arange(S)[None]), block_q, block_k)
         return np.where(every, FULL, np.where(some, PARTIAL, EMPTY)).astype(np.int8)
 
     def num_pairs(self, T: int, S: int) -> int:
@@ -195,23 +96,23 @@ class Rule:
         return Or(as_rule(other), self)
 
 
-def static_bounds(rule: Rule, query_positions: Array, key_positions: Array, block_q: int, block_k: int) -> tuple:
+def static_bounds(rule: Rule, query: Tokens, key: Tokens, block_q: int, block_k: int) -> tuple[np.ndarray, np.ndarray]:
     """`Rule.bounds` over all batches and heads as NumPy arrays [nq, nk]; what is traced is (True, False)."""
-    shape = -(-query_positions.shape[1] // block_q), -(-key_positions.shape[1] // block_k)
-    unknown = np.ones(shape, bool), np.zeros(shape, bool)
+    shape = -(-query.positions.shape[1] // block_q), -(-key.positions.shape[1] // block_k)
     if isinstance(rule, (And, Or)):
         (some, every), (other_some, other_every) = (
-            static_bounds(r, query_positions, key_positions, block_q, block_k) for r in (rule.first, rule.second)
+            static_bounds(r, query, key, block_q, block_k) for r in (rule.first, rule.second)
         )
         if isinstance(rule, And):
             return some & other_some, every & other_every
         return some | other_some, every | other_every
-    query, key = _known(query_positions), _known(key_positions)
     leaves, structure = jax.tree.flatten(rule)
-    known = [_known(x) for x in leaves]
-    if query is None or key is None or any(x is None for x in known):
-        return unknown
-    some, every = jax.tree.unflatten(structure, known).bounds(spans(query, block_q), spans(key, block_k))
+    *leaves, query_positions, key_positions = (known(x) for x in (*leaves, query.positions, key.positions))
+    if query_positions is None or key_positions is None or any(x is None for x in leaves):
+        return np.ones(shape, bool), np.zeros(shape, bool)
+    some, every = jax.tree.unflatten(structure, leaves).bounds(
+        spans(Tokens(query_positions, query.index), block_q), spans(Tokens(key_positions, key.index), block_k)
+    )
     full = (1, 1, *shape)
     some = np.broadcast_to(some, np.broadcast_shapes(some.shape, full)).any((0, 1))
     every = np.broadcast_to(every, np.broadcast_shapes(every.shape, full)).all((0, 1))
@@ -220,20 +121,12 @@ def static_bounds(rule: Rule, query_positions: Array, key_positions: Array, bloc
 
 def as_rule(mask: "Rule | Array") -> Rule:
     """A rule as it is; a boolean array, broadcastable to [B, H, T, S], as a `Matrix`."""
-    return mask if isinstance(mask, Rule) else Matrix(mask)
-
-
-def register_rule(cls: type) -> type:
-    """Makes a dataclass a pytree; fields with metadata {"static": True} are fixed under `jit`."""
-    fields = dataclasses.fields(cls)
-    static = [f.name for f in fields if f.metadata.get("static")]
-    jax.tree_util.register_dataclass(cls, [f.name for f in fields if f.name not in static], static)
-    return cls
-
-
-def pair_up(query: Array, key: Array) -> tuple[Array, Array]:
-    """[B, n] and [B, m] as [B, 1, n, 1] and [B, 1, 1, m]."""
-    return query[:, None, :, None], key[:, None, None, :]
+    if isinstance(mask, Rule):
+        return mask
+    mask = mask if hasattr(mask, "dtype") else np.asarray(mask)
+    if mask.dtype != bool:
+        raise ValueError(f"mask has dtype {mask.dtype}; it must be bool (True: may attend) or a rule")
+    return Matrix(mask)
 
 
 @register_rule
@@ -426,7 +319,7 @@ class Global(Rule):
     """Chosen tokens see all and are seen by all.
 
     Args:
-      tokens: positions (a sequence of ints), or a boolean array [L] or [B, L] over positions 0..L-1.
+      tokens: positions (a list, tuple or range of ints), or a boolean array [L] or [B, L] over positions 0..L-1.
 
     Example:
       >>> Global([0]).dense(np.arange(3), np.arange(3))[0, 0].astype(int).tolist()
@@ -436,7 +329,7 @@ class Global(Rule):
     tokens: Array
 
     def __post_init__(self) -> None:
-        if isinstance(self.tokens, Sequence):
+        if type(self.tokens) in (list, tuple, range):
             chosen = np.zeros(max(self.tokens, default=-1) + 1, bool)
             chosen[list(self.tokens)] = True
             object.__setattr__(self, "tokens", chosen)
@@ -444,7 +337,7 @@ class Global(Rule):
     def _tokens(self) -> Array:
         return self.tokens if self.tokens.ndim == 2 else self.tokens[None]
 
-    def _chosen(self, tokens: Array, positions: Array) -> Array:
+    def chosen(self, tokens: Array, positions: Array) -> Array:
         """[B, ...] bool: which positions are global ones."""
         if not tokens.shape[1]:
             return positions < -_FAR
@@ -458,11 +351,11 @@ class Global(Rule):
 
     def visible(self, query: Tokens, key: Tokens) -> Array:
         chosen = query.rows(self._tokens())
-        q, k = pair_up(self._chosen(chosen, query.positions), self._chosen(chosen, key.positions))
+        q, k = pair_up(self.chosen(chosen, query.positions), self.chosen(chosen, key.positions))
         return q | k
 
     def bounds(self, query: Spans, key: Spans) -> tuple[Array, Array]:
-        q, k = (self._chosen(self._tokens(), x.positions) for x in (query, key))
+        q, k = (self.chosen(self._tokens(), x.positions) for x in (query, key))
         (some_q, some_k), (every_q, every_k) = pair_up(q.any(-1), k.any(-1)), pair_up(q.all(-1), k.all(-1))
         return some_q | some_k, every_q | every_k
 
@@ -478,13 +371,8 @@ class Matrix(Rule):
 
     mask: Array
 
-    def __post_init__(self) -> None:
-        if getattr(self.mask, "dtype", None) is not None and self.mask.dtype != bool:
-            raise ValueError(f"mask has dtype {self.mask.dtype}; it must be bool (True: may attend) or a rule")
-
     def _four(self) -> Array:
-        mask = self.mask if hasattr(self.mask, "ndim") else np.asarray(self.mask)
-        return mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
+        return self.mask.reshape((1,) * (4 - self.mask.ndim) + self.mask.shape)
 
     def visible(self, query: Tokens, key: Tokens) -> Array:
         return query.per_head(query.rows(key.along(query.along(self._four(), 2), 3)), 1)

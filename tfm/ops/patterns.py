@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from tfm.ops.masks import Array, Causal, Global, Rule, Spans, Tokens, Window, array_module, pair_up
+from tfm.ops.masks import Causal, Global, Rule, Window
+from tfm.ops.tokens import Array, Spans, Tokens, array_module, pair_up
 
 
 class Blocks(Rule):

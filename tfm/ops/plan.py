@@ -7,8 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tfm.ops.masks import EMPTY, FULL, PARTIAL, Array, Rule, Tokens, spans, static_bounds
+from tfm.ops.masks import EMPTY, FULL, PARTIAL, Rule, static_bounds
+from tfm.ops.tokens import Array, Tokens, spans
 
+_BEYOND = np.iinfo(np.int32).max // 2
 Visits = tuple[np.ndarray, np.ndarray]  # entries of row i: indices[starts[i]:starts[i + 1]]
 
 
@@ -17,18 +19,22 @@ class Plan:
     """The static side of a blockwise computation.
 
     Args:
-      lengths: T and S.
+      lengths: T and S, with the filling of an order.
+      key_length: S without it.
       blocks: rows and columns of a block.
       chunk: rows of the batch, and key heads, worked on at a time.
       heads: H and K.
+      head_ids: the query heads' numbers in the whole.
       kinds: [nq, nk] int8 as bytes: EMPTY, PARTIAL or FULL, as far as it is known before the values.
       consecutive: positions are 0, 1, 2, ... on both sides.
     """
 
     lengths: tuple[int, int]
+    key_length: int
     blocks: tuple[int, int]
     chunk: tuple[int, int]
     heads: tuple[int, int]
+    head_ids: tuple[int, ...]
     kinds: bytes
     consecutive: bool
 
@@ -57,7 +63,7 @@ class Plan:
         rows, key_heads = self.chunk
         heads = key_heads * self.group
         row_chunks = np.arange(batch, dtype=np.int32).reshape(-1, 1, rows)
-        head_chunks = np.arange(self.heads[0], dtype=np.int32).reshape(1, -1, heads)
+        head_chunks = np.asarray(self.head_ids, np.int32).reshape(1, -1, heads)
         shape = row_chunks.shape[0], head_chunks.shape[1]
         return tuple(
             np.broadcast_to(x, (*shape, x.shape[-1])).reshape(-1, x.shape[-1]) for x in (row_chunks, head_chunks)
@@ -70,23 +76,36 @@ def make_plan(
     key: Tokens,
     batch: int,
     heads: tuple[int, int],
+    head_ids: tuple[int, ...],
+    key_length: int,
     blocks: tuple[int, int],
     max_elements: int,
 ) -> Plan:
-    """Chooses the blocks to visit, and chunks of at most `max_elements` scores per block."""
+    """Chooses the blocks to visit, and chunks of at most `max_elements` scores per block.
+
+    The tokens' index, where they have one, is a NumPy array; numbers beyond the keys' stand for filling.
+    """
     T, S = query.positions.shape[1], key.positions.shape[1]
     blocks = min(blocks[0], T), min(blocks[1], S)
     counts = -(-T // blocks[0]), -(-S // blocks[1])
     if rule is None:
         kinds = np.full(counts, FULL, np.int8)
     else:
-        some, every = static_bounds(rule, query.positions, key.positions, *blocks)
+        some, every = static_bounds(rule, query, key, *blocks)
         kinds = np.where(every, FULL, np.where(some, PARTIAL, EMPTY)).astype(np.int8)
-    if S % blocks[1]:
-        kinds[:, -1] = np.minimum(kinds[:, -1], PARTIAL)
+    filled = (places(key, blocks[1]) >= key_length).any(1)
+    kinds[:, filled] = np.minimum(kinds[:, filled], PARTIAL)
     chunk = _chunk(batch, heads, max(1, max_elements // (blocks[0] * blocks[1])))
     consecutive = _is_range(query.positions) and _is_range(key.positions)
-    return Plan((T, S), blocks, chunk, heads, kinds.tobytes(), consecutive)
+    return Plan((T, S), key_length, blocks, chunk, heads, head_ids, kinds.tobytes(), consecutive)
+
+
+def places(tokens: Tokens, block: int) -> np.ndarray:
+    """The tokens' places in their arrays, block by block: [n, block] int32; filling has the length's or more."""
+    length = tokens.positions.shape[1]
+    if tokens.index is None:
+        return np.arange(-(-length // block) * block, dtype=np.int32).reshape(-1, block)
+    return np.pad(tokens.index, (0, -length % block), constant_values=_BEYOND).reshape(-1, block)
 
 
 def _is_range(positions: Array) -> bool:
@@ -108,7 +127,7 @@ def _divisor(number: int, limit: int) -> int:
 
 def may_see(rule: Rule, query: Tokens, key: Tokens, blocks: tuple[int, int]) -> jax.Array:
     """Per row of the batch, may a pair of blocks see each other, from the values themselves: [B|1, nq, nk] bool."""
-    some, _ = rule.bounds(spans(query.positions, blocks[0]), spans(key.positions, blocks[1]))
+    some, _ = rule.bounds(spans(query, blocks[0]), spans(key, blocks[1]))
     counts = tuple(-(-x.positions.shape[1] // block) for x, block in zip((query, key), blocks, strict=True))
     some = jnp.asarray(some).reshape((1,) * (4 - some.ndim) + some.shape)
     return jnp.broadcast_to(some, (*some.shape[:2], *counts)).any(1)
@@ -133,4 +152,4 @@ def from_blocks(x: jax.Array, length: int, heads: int, chunk: tuple[int, int], g
 
 def block_positions(positions: Array, block: int) -> jax.Array:
     """[B|1, L] -> [n, B|1, block]."""
-    return jnp.moveaxis(jnp.asarray(spans(positions, block).positions), 1, 0)
+    return jnp.moveaxis(jnp.asarray(spans(Tokens(positions), block).positions), 1, 0)

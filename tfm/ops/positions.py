@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tfm.ops.masks import Array, Tokens, pair_up, register_rule
+from tfm.ops.tokens import Array, Tokens, pair_up, register_rule
 
 Layout = Literal["half", "interleaved"]
 
