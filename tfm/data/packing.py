@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -9,20 +11,21 @@ import numpy as np
 from tfm.data.batch import Batch, BatchShape, mask_name
 from tfm.data.examples import Examples
 from tfm.data.plan import EpochOrder
+from tfm.data.tokenizer import Tokenizer
 
 _ENDLESS = 1 << 60
 _BINS = 4  # batches packed at a time: more fill rows better, and cost more when resuming
 
 
-def pack_dataset(examples: Examples, order: EpochOrder, shape: BatchShape, pad_id: int, seed: int, process_index: int,
-                 process_count: int) -> Any:
+def pack_dataset(examples: Examples, order: EpochOrder, shape: BatchShape, tokenizer: Tokenizer, seed: int,
+                 process_index: int, process_count: int) -> Any:
     """A grain dataset of packed batches.
 
     Args:
       examples: what is packed; each fits a row.
       order: which example comes at which place.
       shape: rows and length of a batch of this process.
-      pad_id: what ids are filled with.
+      tokenizer: its `pad_id` fills rows up, its `bos_id` begins the decoder's inputs.
       seed: of the order of rows.
       process_index, process_count: this process packs every `process_count`-th example.
 
@@ -31,32 +34,48 @@ def pack_dataset(examples: Examples, order: EpochOrder, shape: BatchShape, pad_i
     """
     import grain
 
-    def make(index: int) -> dict[str, np.ndarray]:
-        epoch, example = order[int(index)]
-        return examples.make(example, epoch)
-
-    first = make(0)
+    first = examples.make(order[0][1], order[0][0])
     if any(array.ndim == 0 for array in first.values()):
         raise ValueError("data.batching is 'pack', but examples with one value a row (prefix_lm, classify) cannot "
                          "share rows: use 'bucket'")
+    names = [name for name in first if name not in _derived(first)]
+
+    def make(index: int) -> dict[str, np.ndarray]:
+        epoch, number = order[int(index)]
+        example = examples.make(number, epoch)
+        return {name: example[name] for name in names}
+
     dataset = grain.MapDataset.range(_ENDLESS)[process_index::process_count].map(make).to_iter_dataset(
         grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
     packed = grain.experimental.FirstFitPackIterDataset(
-        dataset, length_struct=dict.fromkeys(first, shape.length), num_packing_bins=shape.rows * _BINS, seed=seed,
-        padding_struct={name: pad_id if array.dtype.kind == "i" else 0 for name, array in first.items()})
-    batched = packed.batch(shape.rows, drop_remainder=True).map(to_packed_batch)
+        dataset, length_struct=dict.fromkeys(names, shape.length), num_packing_bins=shape.rows * _BINS, seed=seed,
+        padding_struct={name: tokenizer.pad_id if first[name].dtype.kind == "i" else 0 for name in names})
+    batched = packed.batch(shape.rows, drop_remainder=True).map(
+        functools.partial(to_packed_batch, pad_id=tokenizer.pad_id, bos_id=tokenizer.bos_id))
     return grain.experimental.ThreadPrefetchIterDataset(batched, prefetch_buffer_size=2)
 
 
-def to_packed_batch(packed: dict[str, np.ndarray]) -> Batch:
-    """Rename the packer's arrays, and read validity off the segments."""
+def _derived(example: Mapping[str, np.ndarray]) -> tuple[str, ...]:
+    """Arrays that a packed batch gets from the others: the packer's time goes by the number of arrays."""
+    if "source" in example:
+        return ("target", "weights")
+    return ("weights",) if example["weights"].all() else ()
+
+
+def to_packed_batch(packed: dict[str, np.ndarray], *, pad_id: int, bos_id: int) -> Batch:
+    """Rename the packer's arrays, read validity off the segments, and add what follows from the labels."""
     batch = {name: array for name, array in packed.items()
              if not name.endswith(("_segment_ids", "_positions"))}
-    for stream in ("source", "target", "tokens"):
-        if stream not in packed:
-            continue
+    streams = {"source": "source", "target": "labels"} if "source" in packed else {"tokens": "tokens"}
+    for stream, name in streams.items():
         prefix = "" if stream == "tokens" else f"{stream}_"
-        batch[f"{prefix}segments"] = packed[f"{stream}_segment_ids"].astype(np.int32)
-        batch[f"{prefix}positions"] = packed[f"{stream}_positions"].astype(np.int32)
-        batch[mask_name(stream)] = packed[f"{stream}_segment_ids"] > 0
+        batch[f"{prefix}segments"] = packed[f"{name}_segment_ids"].astype(np.int32)
+        batch[f"{prefix}positions"] = packed[f"{name}_positions"].astype(np.int32)
+        batch[mask_name(stream)] = mask = packed[f"{name}_segment_ids"] > 0
+    if "source" in packed:
+        before = np.roll(batch["labels"], 1, axis=1)
+        batch["target"] = np.where(batch["target_positions"] == 0, bos_id, before)
+        batch["target"] = np.where(mask, batch["target"], pad_id).astype(np.int32)
+    if "weights" not in batch:
+        batch["weights"] = mask.astype(np.float32)
     return batch

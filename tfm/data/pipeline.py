@@ -39,7 +39,7 @@ class TrainIterator(Iterator[Batch]):
     """
 
     def __init__(self, dataset: Any, examples: Examples, shapes: list[BatchShape], plan: BucketPlan | None) -> None:
-        self._iterator = iter(dataset)
+        self._iterator: Any = iter(dataset)
         self.counts = examples.counts
         self.shapes = shapes
         self.batches_per_epoch = plan.batches_per_epoch if plan else None
@@ -70,8 +70,10 @@ class TrainIterator(Iterator[Batch]):
         self._iterator.set_state(copy.deepcopy(state))
 
     def close(self) -> None:
-        """Stop the background thread."""
-        self._iterator.close()
+        """Stop the background thread; the iterator gives nothing more."""
+        if self._iterator is not None:
+            self._iterator.close()
+            self._iterator = None  # released now: grain's own clean-up fails once the interpreter is going down
 
 
 _ITERATORS: weakref.WeakSet[TrainIterator] = weakref.WeakSet()
@@ -112,7 +114,7 @@ def make_train_iterator(config: Config, tokenizer: Tokenizer, splits: Splits, *,
     if data.batching == "pack":
         shape = batch_shapes([data.max_length], data.tokens_per_batch, int(rows_of))[0]
         local = BatchShape(shape.rows // process_count, shape.length)
-        dataset = pack_dataset(examples, EpochOrder(len(examples.lengths), seed), local, tokenizer.pad_id, seed,
+        dataset = pack_dataset(examples, EpochOrder(len(examples.lengths), seed), local, tokenizer, seed,
                                process_index, process_count)
         return TrainIterator(dataset, examples, [local], None)
     lengths = choose_lengths(examples.lengths, data.buckets)
