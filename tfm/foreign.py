@@ -1,12 +1,14 @@
-"""A foreign checkpoint as the parts of a `Bundle`: its model, its tokenizer, and its habits of generating text."""
+"""A foreign checkpoint as a `Bundle`: its model, its tokenizer, and its habits of generating text."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tfm.config import ModelConfig
+from tfm.bundle import Bundle, Special
+from tfm.config import Config, DecodeConfig, ModelConfig
 from tfm.data.foreign_files import load_foreign_tokenizer
 from tfm.data.foreign_tokenizer import ForeignTokenizer
 from tfm.data.tokenizer import Tokenizer, tokenizer_from_bytes
@@ -20,6 +22,7 @@ from tfm.decoding.logits import (
     SuppressFirst,
 )
 from tfm.interop import GenerationSettings, from_gguf, from_huggingface, load_generation_settings
+from tfm.interop.generation import settings_from
 
 
 @dataclass(frozen=True)
@@ -32,13 +35,26 @@ class Foreign:
     settings: GenerationSettings
 
 
-def load_foreign(path: str | Path, *, dtype: Any = None, sharding: Any = None) -> Foreign:
+def load_foreign(path: str | Path) -> Bundle:
+    """The bundle of a Hugging Face checkpoint folder or a GGUF file; see `open_foreign`."""
+    return make_bundle(open_foreign(path))
+
+
+def make_bundle(found: Foreign) -> Bundle:
+    """What `tfm.load` gives for a foreign checkpoint."""
+    special = Special(**special_fields(found.config, found.settings, found.tokenizer))
+    config = Config(model=found.config, decode=DecodeConfig(beam_size=found.settings.num_beams))
+    return Bundle(config, found.params, found.tokenizer, special)
+
+
+def open_foreign(path: str | Path, *, dtype: Any = None, sharding: Any = None, allow_pickle: bool = False) -> Foreign:
     """Open a Hugging Face checkpoint folder or a GGUF file.
 
     Args:
         path: the folder, or a file that ends in .gguf.
         dtype: of parameters and activations; None: as stored (GGUF: float32).
         sharding: as for `tfm.interop.from_huggingface`.
+        allow_pickle: as there.
 
     Raises:
         FileNotFoundError: it does not exist.
@@ -47,7 +63,7 @@ def load_foreign(path: str | Path, *, dtype: Any = None, sharding: Any = None) -
     path = Path(path)
     if path.suffix == ".gguf":
         return _load_gguf(path, dtype, sharding)
-    config, params = from_huggingface(path, dtype=dtype, sharding=sharding)
+    config, params = from_huggingface(path, dtype=dtype, sharding=sharding, allow_pickle=allow_pickle)
     return Foreign(config, params, load_foreign_tokenizer(path), load_generation_settings(path))
 
 
@@ -62,6 +78,12 @@ def _load_gguf(path: Path, dtype: Any, sharding: Any) -> Foreign:
     tokenizer = ForeignTokenizer(inner, ids, before=before, after=after)
     config, params = from_gguf(path, dtype=dtype, sharding=sharding)
     return Foreign(config, params, tokenizer, gguf_generation_settings(metadata))
+
+
+def converted_special(path: Path, config: ModelConfig, tokenizer: Tokenizer) -> Special:
+    """The ids and rules that `tfm convert` left in a run folder."""
+    settings = settings_from(json.loads((path / "generation_config.json").read_text(encoding="utf-8")))
+    return Special(**special_fields(config, settings, tokenizer))
 
 
 def special_fields(config: ModelConfig, settings: GenerationSettings, tokenizer: Tokenizer | None) -> dict[str, Any]:

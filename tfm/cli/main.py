@@ -14,6 +14,7 @@ COMMANDS = {
     "decode": ("tfm.cli.decode", "translate or continue the lines of standard input"),
     "cost": ("tfm.cli.cost", "parameters, FLOPs and memory of a config at a length"),
     "plan": ("tfm.cli.plan", "memory, time and cost of training on a mesh, without it"),
+    "convert": ("tfm.cli.convert", "turn a run into a Hugging Face checkpoint, or one into a run"),
     "show": ("tfm.cli.show", "draw a model's attention weights"),
 }
 """command -> (module with main(argv), what it does)."""

@@ -6,6 +6,7 @@ import base64
 import json
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from tfm.data.tokenizer import Tokenizer, tokenizer_from_bytes
@@ -17,6 +18,8 @@ class ForeignTokenizer(Tokenizer):
     """A tokenizer with the special ids of a checkpoint.
 
     Attributes:
+      inner: what splits texts.
+      added: symbols that `inner` does not know, and their ids.
       before: ids that its model expects before a text, such as [CLS].
       after: ids that it expects after one, such as [SEP] or </s>.
     """
@@ -32,17 +35,17 @@ class ForeignTokenizer(Tokenizer):
           after: ids after a text.
           added: symbols that `inner` does not know, and their ids.
         """
-        self._inner, self._ids, self._added = inner, dict(ids), dict(added or {})
+        self.inner, self._ids, self.added = inner, dict(ids), dict(added or {})
         self.before, self.after = tuple(before), tuple(after)
-        self.vocab_size = max([inner.vocab_size, *(i + 1 for i in self._added.values())])
+        self.vocab_size = max([inner.vocab_size, *(i + 1 for i in self.added.values())])
         self.pad_id, self.bos_id = self._id("pad_id", inner.pad_id), self._id("bos_id", inner.bos_id)
         self.eos_id, self.unk_id = self._id("eos_id", inner.eos_id), self._id("unk_id", inner.unk_id)
         mask = ids.get("mask_id")
         self.mask_id = inner.mask_id if mask is None else mask
-        sentinels = [self._added.get(f"<extra_id_{i}>") for i in range(len(self._added))]
+        sentinels = [self.added.get(f"<extra_id_{i}>") for i in range(len(self.added))]
         self.sentinel_ids = tuple(i for i in sentinels if i is not None) or inner.sentinel_ids
-        self._names = {i: name for name, i in self._added.items()}
-        self._split = re.compile("|".join(map(re.escape, sorted(self._added, key=len, reverse=True))) or r"(?!)")
+        self._names = {i: name for name, i in self.added.items()}
+        self._split = re.compile("|".join(map(re.escape, sorted(self.added, key=len, reverse=True))) or r"(?!)")
 
     def _id(self, role: str, default: int) -> int:
         found = self._ids.get(role)
@@ -53,29 +56,29 @@ class ForeignTokenizer(Tokenizer):
         start = 0
         for match in self._split.finditer(text):
             ids += self._encode_plain(text[start:match.start()])
-            ids.append(self._added[match[0]])
+            ids.append(self.added[match[0]])
             start = match.end()
         return ids + self._encode_plain(text[start:])
 
     def _encode_plain(self, text: str) -> list[int]:
-        return self._inner.encode(text) if text else []
+        return self.inner.encode(text) if text else []
 
     def encode_target(self, text: str) -> list[int]:
-        return self._inner.encode_target(text)
+        return self.inner.encode_target(text)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        return super().encode_batch(texts) if self._added else self._inner.encode_batch(texts)
+        return super().encode_batch(texts) if self.added else self.inner.encode_batch(texts)
 
     def decode(self, ids: Sequence[int]) -> str:
         hidden = {self.pad_id, self.bos_id, self.eos_id, *self._names}
-        return self._inner.decode([int(i) for i in ids if int(i) not in hidden])
+        return self.inner.decode([int(i) for i in ids if int(i) not in hidden])
 
     def piece(self, token: int) -> str:
-        return self._names.get(int(token)) or self._inner.piece(token)
+        return self._names.get(int(token)) or self.inner.piece(token)
 
     def to_bytes(self) -> bytes:
         fields = {"kind": "foreign", "ids": self._ids, "before": self.before, "after": self.after,
-                  "added": self._added, "inner": base64.b64encode(self._inner.to_bytes()).decode()}
+                  "added": self.added, "inner": base64.b64encode(self.inner.to_bytes()).decode()}
         return json.dumps(fields).encode()
 
     @classmethod
@@ -128,6 +131,14 @@ class MarianTokenizer(Tokenizer):
         source, target = (base64.b64encode(file).decode() for file in self._files)
         return json.dumps({"kind": "marian", "source": source, "target": target, "vocabulary": self._vocabulary,
                            "target_vocabulary": self._target_vocabulary}).encode()
+
+    def save_files(self, folder: Path) -> None:
+        """Write the files that Marian's models come with."""
+        for name, content in zip(("source.spm", "target.spm"), self._files, strict=True):
+            (folder / name).write_bytes(content)
+        for name, vocabulary in (("vocab.json", self._vocabulary), ("target_vocab.json", self._target_vocabulary)):
+            if vocabulary is not None:
+                (folder / name).write_text(json.dumps(vocabulary, ensure_ascii=False), encoding="utf-8")
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> MarianTokenizer:

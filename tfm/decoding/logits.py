@@ -99,6 +99,16 @@ class Suppress:
 
 
 @dataclass(frozen=True)
+class SuppressFirst:
+    """None of these ids as the first new token."""
+
+    ids: tuple[int, ...]
+
+    def __call__(self, history: History) -> jax.Array:
+        return (_count(history) > 0) | ~_among(self.ids, history.vocab_size)
+
+
+@dataclass(frozen=True)
 class BelowSize:
     """Only ids below size: the rows that pad a vocabulary are never drawn."""
 

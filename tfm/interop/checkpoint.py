@@ -14,11 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from tfm.config import ModelConfig, require
-from tfm.interop.families import family_of_config, read_config
+from tfm.interop.families import family_of_config, family_of_type, read_config
 from tfm.interop.family import Family
 from tfm.interop.table import Entry
 from tfm.interop.tensor_files import SAFETENSORS, open_tensors, write_safetensors
 from tfm.models import init_params
+from tfm.models.scanned import unstack_layers
 
 _DTYPES = ("float32", "bfloat16", "float16")
 
@@ -70,6 +71,7 @@ def to_huggingface(config: ModelConfig, params: Any, path: str | Path, *, extra:
         ValueError: no family computes what this model does; the message names what differs from the nearest.
     """
     family, path = family_of_config(config), Path(path)
+    config, params = _unstacked(config, params)
     path.mkdir(parents=True, exist_ok=True)
     values = {**family.write(config), "torch_dtype": config.param_dtype, **(extra or {})}
     write_safetensors(path / SAFETENSORS, dict(export_params(config, params, family)))
@@ -113,6 +115,22 @@ def export_params(config: ModelConfig, params: Any, family: Family) -> Iterator[
         yield entry.name, entry.layout.join([ours[place] for place in entry.paths])
 
 
+def mapping(config: ModelConfig, params: Any) -> list[tuple[str, str, tuple[int, ...]]]:
+    """(foreign tensor, our parameter, our shape) for every parameter that `to_huggingface` would write."""
+    config, params = _unstacked(config, params)
+    ours = flatten(params)
+    return [(entry.name, place, tuple(ours[place].shape)) for entry in family_of_config(config).entries(config)
+            for place in entry.paths]
+
+
+def unused_tensors(path: str | Path) -> list[str]:
+    """Tensors of a checkpoint folder that `from_huggingface` passes over: buffers, and heads without a counterpart."""
+    names = set(open_tensors(path, allow_pickle=True))
+    family = family_of_type(read_json(Path(path) / "config.json")["model_type"])
+    return sorted(name for name in names
+                  if any(re.fullmatch(pattern, family.table_name(name, names)) for pattern in family.unused))
+
+
 def flatten(tree: Any) -> dict[str, Any]:
     """A nested dict as path -> leaf.
 
@@ -143,6 +161,13 @@ def read_json(path: Path) -> dict[str, Any]:
         return json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
+
+
+def _unstacked(config: ModelConfig, params: Any) -> tuple[ModelConfig, Any]:
+    """The model with a subtree for each layer."""
+    if not config.scan_layers:
+        return config, params
+    return dataclasses.replace(config, scan_layers=False), unstack_layers(params, config)
 
 
 def _resolve_aliases(aliases: Mapping[str, str], tensors: Mapping[str, Any], stored: dict[str, str],

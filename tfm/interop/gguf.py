@@ -1,0 +1,148 @@
+"""GGUF files in: weights dequantised, rotated rows put back in order, config and tokenizer from the file's metadata.
+
+A file is renamed into what the table of its family reads, so there is no second table. Needs the extra `gguf`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tfm.config import ModelConfig, require
+from tfm.interop.checkpoint import load_params
+from tfm.interop.families import read_config
+from tfm.interop.generation import GenerationSettings
+
+_ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+
+_ATTRIBUTES = {
+    "block_count": "num_hidden_layers", "context_length": "max_position_embeddings", "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size", "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads", "attention.key_length": "head_dim",
+    "rope.freq_base": "rope_theta", "attention.layer_norm_rms_epsilon": "rms_norm_eps", "vocab_size": "vocab_size",
+}
+_NAMES = {
+    "attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj", "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm", "ffn_norm": "post_attention_layernorm", "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
+}
+_OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+
+
+def from_gguf(path: str | Path, *, dtype: Any = None, sharding: Any = None) -> tuple[ModelConfig, Any]:
+    """Read a GGUF file of a Llama or Qwen model.
+
+    Args:
+        path: the file.
+        dtype: of parameters and activations; None: float32.
+        sharding: as for `from_huggingface`.
+
+    Returns:
+        The config, and the parameters for `tfm.build(config)`.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: another architecture, metadata that are not known, or tensors that do not fit.
+    """
+    reader = open_gguf(path)
+    metadata = read_metadata(reader)
+    tensors = _Tensors(reader, metadata)
+    config, family = read_config(foreign_config(metadata, set(tensors)), set(tensors), str(path))
+    dtype = np.float32 if dtype is None else dtype
+    return load_params(config, family, tensors, str(path), dtype=dtype, sharding=sharding)
+
+
+def open_gguf(path: str | Path) -> Any:
+    """The reader of the `gguf` package, which memory-maps the file."""
+    try:
+        import gguf
+    except ImportError as error:
+        raise ValueError('a .gguf file needs the package gguf: pip install "tfm[gguf]"') from error
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"{path} does not exist")
+    try:
+        return gguf.GGUFReader(path)
+    except (ValueError, IndexError, KeyError) as error:
+        raise ValueError(f"{path} is no whole GGUF file: {error}") from error
+
+
+def read_metadata(reader: Any) -> dict[str, Any]:
+    """The key-value pairs of a file."""
+    return {name: field.contents() for name, field in reader.fields.items()}
+
+
+def foreign_config(metadata: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
+    """The metadata as a Hugging Face config; what has no counterpart there stays, so that it is refused."""
+    architecture = metadata["general.architecture"]
+    require(architecture in _ARCHITECTURES, "general.architecture", architecture,
+            f"it must be one of {', '.join(_ARCHITECTURES)}")
+    values: dict[str, Any] = {"model_type": _ARCHITECTURES[architecture], "tie_word_embeddings":
+                              "lm_head.weight" not in names, "vocab_size": len(metadata["tokenizer.ggml.tokens"])}
+    for name, value in metadata.items():
+        if name.startswith(f"{architecture}."):
+            short = name.removeprefix(f"{architecture}.")
+            values[_ATTRIBUTES.get(short, name)] = value
+    width = values.get("head_dim", values["hidden_size"] // values["num_attention_heads"])
+    for name in ("rope.dimension_count", "attention.value_length"):
+        found = values.pop(f"{architecture}.{name}", width)
+        require(found == width, f"{architecture}.{name}", found, f"only the whole head, {width}, is supported")
+    return values
+
+
+def gguf_generation_settings(metadata: Mapping[str, Any]) -> GenerationSettings:
+    """The special ids in a file's metadata."""
+    eos = metadata.get("tokenizer.ggml.eos_token_id")
+    ends = dict.fromkeys([eos, metadata.get("tokenizer.ggml.eot_token_id")])
+    return GenerationSettings(eos_ids=tuple(i for i in ends if i is not None),
+                              pad_id=metadata.get("tokenizer.ggml.padding_token_id"),
+                              bos_id=metadata.get("tokenizer.ggml.bos_token_id"))
+
+
+class _Tensors(Mapping[str, np.ndarray]):
+    """The tensors by the names of the table, dequantised one at a time when they are asked for."""
+
+    def __init__(self, reader: Any, metadata: Mapping[str, Any]) -> None:
+        architecture = metadata["general.architecture"]
+        self._tensors = {_table_name(tensor.name): tensor for tensor in reader.tensors}
+        heads = metadata[f"{architecture}.attention.head_count"]
+        self._heads = {"q_proj": heads, "k_proj": metadata.get(f"{architecture}.attention.head_count_kv", heads)}
+        self._permuted = architecture == "llama"
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        import gguf
+
+        tensor = self._tensors[name]
+        values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        values = np.asarray(values, np.float32).reshape([int(n) for n in reversed(tensor.shape)])
+        heads = self._heads.get(name.split(".")[-2])
+        return unpermute(values, heads) if self._permuted and heads else values
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
+def unpermute(rows: np.ndarray, num_heads: int) -> np.ndarray:
+    """Rows of a query or key matrix in which pairs 2i, 2i + 1 of a head rotate, put back so that i, i + D/2 do.
+
+    Example:
+        >>> unpermute(np.array([0, 2, 1, 3]), num_heads=1).tolist()
+        [0, 1, 2, 3]
+    """
+    by_pair = rows.reshape(num_heads, -1, 2, *rows.shape[1:])
+    return by_pair.swapaxes(1, 2).reshape(rows.shape)
+
+
+def _table_name(name: str) -> str:
+    match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name)
+    if match and match[2] in _NAMES:
+        return f"model.layers.{match[1]}.{_NAMES[match[2]]}.{match[3]}"
+    stem, _, kind = name.rpartition(".")
+    return f"{_OUTER[stem]}.{kind}" if stem in _OUTER else name
