@@ -436,7 +436,7 @@ class OptimizerConfig:
     label_smoothing: float = 0.1
     """Share of the target probability spread over all V classes."""
     accumulate: int = 1
-    """Micro-batches summed into one update."""
+    """Micro-batches into which each batch is split to save memory; the update is that of the whole batch."""
     clip_norm: float | None = None
     """Clip the gradient's global norm."""
     ema_decay: float | None = None
@@ -449,6 +449,8 @@ class OptimizerConfig:
         require(self.warmup_steps >= 0, "optimizer.warmup_steps", self.warmup_steps, "it cannot be negative")
         require(self.warmup_steps > 0 or self.schedule != "warmup_inverse_sqrt", "optimizer.warmup_steps", 0,
                 "warmup_inverse_sqrt needs at least 1")
+        require(self.weight_decay == 0.0 or self.name in ("adamw", "adafactor"), "optimizer.weight_decay",
+                self.weight_decay, f"{self.name} has none: choose adamw or adafactor")
         require(self.ema_decay is None or 0.0 < self.ema_decay < 1.0, "optimizer.ema_decay", self.ema_decay,
                 "it must lie in (0, 1)")
 

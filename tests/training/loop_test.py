@@ -40,9 +40,10 @@ def start(folder, seconds=0.05):
                             env=os.environ | {"PYTHONPATH": os.pathsep.join([str(here), *sys.path])})
 
 
-def wait_for_checkpoint(folder, step):
-    deadline = time.monotonic() + 60
+def wait_for_checkpoint(process, folder, step):
+    deadline = time.monotonic() + 300
     while step not in checkpoint_steps(folder):
+        assert process.poll() is None, process.stderr.read()
         assert time.monotonic() < deadline, "no checkpoint came"
         time.sleep(0.02)
 
@@ -53,7 +54,7 @@ def without_speed(lines):
 
 def test_goes_on_bit_for_bit_after_kill_9(tmp_path, whole):
     process = start(tmp_path)
-    wait_for_checkpoint(tmp_path, 10)
+    wait_for_checkpoint(process, tmp_path, 10)
     time.sleep(0.2)
     process.kill()
     process.communicate()
@@ -68,9 +69,9 @@ def test_goes_on_bit_for_bit_after_kill_9(tmp_path, whole):
 @pytest.mark.parametrize("number, code", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_signals_save_and_exit(tmp_path, whole, number, code):
     process = start(tmp_path)
-    wait_for_checkpoint(tmp_path, 10)
+    wait_for_checkpoint(process, tmp_path, 10)
     process.send_signal(number)
-    process.communicate(timeout=60)
+    process.communicate(timeout=300)
     assert process.returncode == code
     assert checkpoint_steps(tmp_path)[-1] == read_metrics(tmp_path)[-1]["step"] < STEPS
     state, _ = run_toy(tmp_path, STEPS)

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import jax
 import optax
-from toy import Batches, init, loss
+from toy import WHOLE, Batches, init, loss
 
 from tfm.cli.errors import run_main
 from tfm.config import Config, ModelConfig, TrainConfig
 from tfm.parallel.mesh import make_mesh
 from tfm.parallel.rules import state_shardings
+from tfm.parallel.watch import Watch
 from tfm.training.checkpoint import Checkpoints
 from tfm.training.loop import Run, train
 from tfm.training.metrics import MetricsWriter
@@ -30,7 +31,7 @@ def run_toy(folder, steps, *, batches=None, evaluate=None, seconds=0.0, describe
     reporter, batches = Reporter(steps), batches or Batches()
     checkpoints = Checkpoints(folder, keep=config.train.keep, say=reporter.say)
     shapes = jax.eval_shape(lambda: init_state(init, optimizer, 0, ema=True))
-    shardings = state_shardings(shapes, mesh)
+    shardings = state_shardings(shapes, mesh, WHOLE)
     placed = jax.tree.map(lambda s, p: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=p), shapes, shardings)
     try:
         restored = checkpoints.restore_newest(placed)
@@ -49,7 +50,7 @@ def run_toy(folder, steps, *, batches=None, evaluate=None, seconds=0.0, describe
         slow_step.compile_seconds = 0.0
         writer = MetricsWriter(folder, start_step=int(state.step))
         result = train(Run(config, folder, mesh, slow_step, batches, lambda count: 0.05, evaluate, checkpoints, writer,
-                           reporter, describe), state)
+                           reporter, Watch(folder / "processes"), describe), state)
         writer.close()
         return result
     finally:

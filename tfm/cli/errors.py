@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import signal
 import sys
+import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-MISTAKE, INTERRUPTED = 2, 128 + signal.SIGINT
+MISTAKE, INTERRUPTED, TERMINATED = 2, 128 + signal.SIGINT, 128 + signal.SIGTERM
 PACKAGE = Path(__file__).resolve().parents[1]
 
 
@@ -28,10 +30,14 @@ def run_main(command: Callable[[], int]) -> int:
         0
     """
     try:
-        return command()
+        with _sigterm_raises():
+            return command()
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
+    except _Terminated:
+        print("terminated", file=sys.stderr)
+        return TERMINATED
     except BrokenPipeError:
         # The reader went away, as `head` does; nothing more can be written, not even at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -42,6 +48,27 @@ def run_main(command: Callable[[], int]) -> int:
         if not _raised_here(error):
             raise
         return _complain(str(error))
+
+
+class _Terminated(BaseException):
+    """SIGTERM came."""
+
+
+@contextlib.contextmanager
+def _sigterm_raises() -> Iterator[None]:
+    """Let SIGTERM end the command as Ctrl-C does, so that it is cleaned up."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: object) -> None:
+        raise _Terminated
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _complain(message: str) -> int:

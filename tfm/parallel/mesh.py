@@ -38,7 +38,7 @@ def parse_mesh(spec: str) -> dict[str, int]:
         if name in sizes:
             raise ValueError(f"mesh names the axis {name} twice: {spec}")
         if not (number == "-1" or (number.isdecimal() and int(number) > 0)):
-            raise ValueError(f"mesh axis {name} has the size {number!r}: it must be a number above 0, or -1 for the rest")
+            raise ValueError(f"mesh axis {name} has the size {number!r}: it must be above 0, or -1 for the rest")
         sizes[name] = int(number)
     if list(sizes.values()).count(-1) > 1:
         raise ValueError(f"mesh {spec} has -1 twice: only one axis can take the devices that are left")
@@ -69,7 +69,7 @@ def make_mesh(spec: str | Mapping[str, int] = "", devices: Sequence[jax.Device] 
         sizes = {name: len(devices) // named if size == -1 else size for name, size in sizes.items()}
     if math.prod(sizes.values()) != len(devices):
         text = ",".join(f"{name}={size}" for name, size in sizes.items() if size != 1)
-        raise ValueError(f"mesh {text or 'data=1'} does not fit {len(devices)} devices: the sizes must multiply to that")
+        raise ValueError(f"mesh {text or 'data=1'} does not fit {len(devices)} devices: sizes must multiply to that")
     shape = tuple(sizes[name] for name in AXES)
     return Mesh(np.asarray(devices).reshape(shape), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 

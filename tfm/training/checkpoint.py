@@ -6,6 +6,7 @@ of the data iterator), `config` and `scores`, and a file of checksums.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import json
@@ -13,7 +14,7 @@ import math
 import os
 import shutil
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ import numpy as np
 
 from tfm.config import Config
 from tfm.config_json import config_diff, config_from_dict, config_to_dict
+from tfm.parallel.processes import is_first, wait_for_all
 from tfm.training.step import TrainState
 
 CHECKSUMS = "checksums.json"
@@ -89,7 +91,8 @@ class Checkpoints:
         items["optimizer"] = ocp.args.StandardSave(_rest(state))
         for name, value in (("data", data_state), ("config", config_to_dict(config)), ("scores", dict(scores))):
             items[name] = ocp.args.JsonSave({"value": value})
-        self._orbax.save(path, ocp.args.Composite(**items))
+        with self._clear_about_space():
+            self._orbax.save(path, ocp.args.Composite(**items))
         self._best = max([self._best, *scores.values()])
         self._pending = self._worker.submit(self._finish, path)
 
@@ -107,13 +110,8 @@ class Checkpoints:
         pending, self._pending = self._pending, None
         if pending is None:
             return
-        try:
+        with self._clear_about_space():
             pending.result()
-        except Exception as error:
-            self._remove_unfinished()
-            if _is_no_space(error):
-                raise self._no_space() from error
-            raise
 
     def close(self) -> None:
         """Wait for the last checkpoint and release the threads."""
@@ -135,6 +133,7 @@ class Checkpoints:
             ValueError: there are checkpoints, but none is whole.
         """
         self._remove_unfinished()
+        wait_for_all("removal of unfinished checkpoints")
         damaged: list[Path] = []
         paths = [self.directory / str(step) for step in reversed(checkpoint_steps(self.directory.parent))]
         for path in paths:
@@ -145,8 +144,10 @@ class Checkpoints:
                 self._say(f"{error}: trying the one before")
                 damaged.append(path)
                 continue
-            for other in damaged:
-                other.rename(other.with_name(other.name + ".damaged"))
+            wait_for_all("restored")
+            for other in damaged if is_first() else []:
+                number = sum(1 for _ in self.directory.glob(f"{other.name}.damaged*"))
+                other.rename(other.with_name(f"{other.name}.damaged{number or ''}"))
             return restored
         if damaged:
             raise ValueError(f"{self.directory} has no whole checkpoint left: move the folder away to start anew")
@@ -155,13 +156,24 @@ class Checkpoints:
     def _finish(self, path: Path) -> None:
         """In the background: the arrays reach the disk, then checksums, then checkpoints not kept go."""
         self._orbax.wait_until_finished()
-        if jax.process_index() != 0:
+        if not is_first():
             return
         write_checksums(path)
         for step in _not_kept(checkpoint_steps(path.parent.parent), best_step(path.parent.parent), self._keep):
             doomed = self.directory / f"{step}.removing"
             (self.directory / str(step)).rename(doomed)
             shutil.rmtree(doomed)
+
+    @contextlib.contextmanager
+    def _clear_about_space(self) -> Iterator[None]:
+        """Turn whatever a full disk made of a save into one clear error."""
+        try:
+            yield
+        except Exception as error:
+            self._remove_unfinished()
+            if _is_no_space(error):
+                raise self._no_space() from error
+            raise
 
     def _check_space(self, state: TrainState) -> None:
         needed = sum(x.nbytes for x in jax.tree.leaves(state))
@@ -175,7 +187,7 @@ class Checkpoints:
 
     def _remove_unfinished(self) -> None:
         """Remove what was never a checkpoint: half-written ones, and those that were being removed."""
-        if jax.process_index() != 0:
+        if not is_first():
             return
         for path in self.directory.iterdir():
             if UNFINISHED in path.name:
@@ -363,16 +375,21 @@ def _rest(state: TrainState) -> dict[str, Any]:
 def _read_json(path: Path, item: str) -> Any:
     import orbax.checkpoint as ocp
 
+    _quiet()
+    # Only this process reads: without this option Orbax would wait for all of them.
+    alone = ocp.options.MultiprocessingOptions(
+        primary_host=jax.process_index(), active_processes={jax.process_index()},
+        barrier_sync_key_prefix=f"process_{jax.process_index()}")
     with _damage(path):
-        found = _reader().restore(path.absolute(), ocp.args.Composite(**{item: ocp.args.JsonRestore()}))
-        return found[item]["value"]
+        reader = ocp.Checkpointer(ocp.CompositeCheckpointHandler(), multiprocessing_options=alone)
+        return reader.restore(path.absolute(), ocp.args.Composite(**{item: ocp.args.JsonRestore()}))[item]["value"]
 
 
 def _score(path: Path) -> float:
     """The score that travels with a checkpoint; minus infinity where there is none, or it cannot be read."""
     try:
         return max(_read_json(path, "scores").values(), default=-math.inf)
-    except DamagedCheckpointError:
+    except (ValueError, KeyError, OSError):
         return -math.inf
 
 

@@ -46,7 +46,7 @@ def validation_loss(eval_step: Callable[[Params, Any], Mapping[str, jax.Array]],
         {"valid_loss": nats per token, "valid_perplexity"}.
 
     Raises:
-        ValueError: there is no real target token in the batches.
+        ValueError: there is no real target token in the batches, or the loss is not finite.
         EvaluationStopped: `stop` said so.
     """
     sums = []
@@ -57,6 +57,8 @@ def validation_loss(eval_step: Callable[[Params, Any], Mapping[str, jax.Array]],
     loss, weight = (float(np.sum([np.asarray(s[name], np.float64) for s in sums])) for name in ("loss", "weight"))
     if not weight:
         raise ValueError("the validation split has no target token")
+    if not math.isfinite(loss):
+        raise ValueError(f"the validation loss is {loss}: the model gives no finite loss on the validation split")
     return {"valid_loss": loss / weight, "valid_perplexity": math.exp(min(loss / weight, 700.0))}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import signal
 import threading
@@ -19,7 +20,9 @@ from jax.sharding import Mesh
 
 from tfm.config import Config
 from tfm.parallel.mesh import use_mesh
+from tfm.parallel.processes import batch_part
 from tfm.parallel.rules import batch_shards, place_batch
+from tfm.parallel.watch import Watch
 from tfm.training.checkpoint import Checkpoints
 from tfm.training.evaluation import EvaluationStopped, StopCheck
 from tfm.training.loss import Params
@@ -50,15 +53,25 @@ class Run:
     evaluate: Callable[[Run, Params, int, StopCheck], dict[str, float]] | None
     """(run, params, step, stop) -> scores; `bleu`, or else `valid_loss`, decides which checkpoint is the best."""
     checkpoints: Checkpoints
-    writer: MetricsWriter
+    writer: MetricsWriter | None
+    """None: another process writes."""
     reporter: Reporter
+    watch: Watch
     describe: Callable[[Mapping[str, np.ndarray]], list[str]] = lambda batch: []
     """A batch's examples as text, for the message about a loss that is not finite."""
 
-    def place(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
-        """A batch on the mesh, its rows padded to what devices and micro-batches divide."""
-        local_shards = max(batch_shards(self.mesh) // jax.process_count(), 1)
-        return place_batch(pad_rows(batch, local_shards * self.config.optimizer.accumulate), self.mesh)
+    def place(self, batch: Mapping[str, np.ndarray], stop: int = 0) -> dict[str, jax.Array]:
+        """This process's rows of a batch on the mesh, padded to what devices and micro-batches divide.
+
+        Args:
+            batch: [rows, ...] arrays.
+            stop: number of the signal that this process got; the step tells all processes.
+        """
+        shards = batch_shards(self.mesh) // batch_part(self.mesh)[1]
+        rows = pad_rows(batch, shards * self.config.optimizer.accumulate)
+        if jax.process_count() > 1:
+            rows["stop"] = np.full(len(next(iter(rows.values()))), stop, np.int32)
+        return place_batch(rows, self.mesh)
 
 
 def train(run: Run, state: TrainState) -> tuple[TrainState, int]:
@@ -74,27 +87,33 @@ def train(run: Run, state: TrainState) -> tuple[TrainState, int]:
     Raises:
         TrainingDivergedError: a loss or gradient that is not finite; nothing was saved after it.
     """
-    total = run.config.train.steps
+    total, stopped = run.config.train.steps, 0
     done = int(state.step)
-    window = _Window(run)
+    window, several = _Window(run), jax.process_count() > 1
     run.reporter.start(done)
     try:
         with use_mesh(run.mesh), StopSignals() as stop:
             while done < total:
                 batch = next(run.batches)
-                state, metrics = run.step(state, run.place(batch))
+                state, metrics = run.step(state, run.place(batch, stop.received))
                 done += 1
+                run.watch.at(done)
                 window.add(done, metrics, batch)
                 run.reporter.advance(done)
-                stopping = stop()
-                if stopping or _due(run.config, done):
-                    _after_step(run, state, done, window, stop)
-                if stopping:
+                stopped = window.stop if several else stop.received
+                if stopped or _due(run.config, done):
+                    _after_step(run, state, done, window, stopped, _never if several else stop)
+                if stopped:
                     break
     finally:
         run.reporter.stop()
     run.checkpoints.wait()
-    return state, stop.received if done < total else 0
+    return state, stopped if done < total else 0
+
+
+def _never() -> bool:
+    """Several processes cannot leave an evaluation halfway: they would not leave it together."""
+    return False
 
 
 class StopSignals:
@@ -128,8 +147,10 @@ class _Window:
     """The steps since the last report: their sums, their time, and the batches whose metrics are not here yet."""
 
     def __init__(self, run: Run) -> None:
-        self._run = run
+        self._run, self._parts = run, batch_part(run.mesh)[1]
         self._pending: deque[tuple[int, Any, Mapping[str, np.ndarray]]] = deque()
+        self.stop = 0
+        """Signal that some process got, as the steps seen so far tell it."""
         self.restart()
 
     def restart(self) -> None:
@@ -163,7 +184,8 @@ class _Window:
         for name in self._sums:
             self._sums[name] += values[name]
         self._gradient_norm = values["gradient_norm"]
-        self._tokens += count_tokens(batch) * jax.process_count()
+        self.stop = max(self.stop, int(values.get("stop", 0)))
+        self._tokens += count_tokens(batch) * self._parts
 
 
 def count_tokens(batch: Mapping[str, np.ndarray]) -> int:
@@ -178,24 +200,24 @@ def _due(config: Config, step: int) -> bool:
     return step == train.steps or any(step % period == 0 for period in periods)
 
 
-def _after_step(run: Run, state: TrainState, step: int, window: _Window, stop: StopSignals) -> None:
+def _after_step(run: Run, state: TrainState, step: int, window: _Window, stopped: int, stop: StopCheck) -> None:
     """Report, evaluate and save what is due. Only losses seen to be finite come before a checkpoint."""
     train = run.config.train
     values = window.close(step)
+    run.watch.pause()
     run.checkpoints.poll()
     last = step == train.steps
     evaluate = run.evaluate is not None and (last or step % train.eval_every == 0)
     scores: dict[str, float] = {}
-    if evaluate and run.evaluate is not None and not stop.received:
-        try:
+    if evaluate and run.evaluate is not None and not stopped:
+        with contextlib.suppress(EvaluationStopped):
             scores = run.evaluate(run, state.params if state.ema is None else state.ema, step, stop)
-        except EvaluationStopped:
-            pass
     values |= scores
-    run.writer.write(step, values)
+    if run.writer is not None:
+        run.writer.write(step, values)
     run.reporter.report(step, values)
     score = _score(scores)
-    if last or stop() or step % train.checkpoint_every == 0 or run.checkpoints.beats(score):
+    if last or stopped or step % train.checkpoint_every == 0 or run.checkpoints.beats(score):
         run.checkpoints.save(state, config=run.config, data_state=_position(run.batches), scores=score)
     window.restart()
 
@@ -218,5 +240,5 @@ def _diverged(run: Run, step: int, name: str, value: float, batch: Mapping[str, 
     path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
     first = f", such as {lines[0]!r}" if lines else ""
     return TrainingDivergedError(
-        f"{name.replace('_', ' ')} is {value} at step {step}, learning rate {float(run.schedule(step - 1)):.3e}: the run "
-        f"stops here and keeps the checkpoints before it. The step's {len(lines)} examples are in {path}{first}")
+        f"{name.replace('_', ' ')} is {value} at step {step}, learning rate {float(run.schedule(step - 1)):.3e}: the "
+        f"run stops here and keeps the checkpoints before it. The step's {len(lines)} examples are in {path}{first}")

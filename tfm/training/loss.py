@@ -43,7 +43,7 @@ def make_loss(model: nn.Module, config: ModelConfig, *, smoothing: float = 0.0) 
         tokens = [batch[name] for name in ("source", "target", "tokens") if name in batch]
         given = right_padded_positions(batch) | {name: batch[name] for name in MODEL_INPUTS if name in batch}
         rngs = {} if key is None else {"dropout": key}
-        hidden = model.apply({"params": params}, *tokens, **given, deterministic=key is None, rngs=rngs,
+        hidden: Any = model.apply({"params": params}, *tokens, **given, deterministic=key is None, rngs=rngs,
                              method="hidden")
         matrix, bias = output_matrix(config, params)
         total = fused_cross_entropy_sum(hidden, matrix, batch["labels"], smoothing=smoothing,

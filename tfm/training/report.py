@@ -37,8 +37,8 @@ def program_memory(compiled: Any) -> int | None:
 class Reporter:
     """Writes to stderr: tables, messages, and a progress bar (or a line for each report)."""
 
-    def __init__(self, steps: int, *, console: Console | None = None) -> None:
-        self._console = Console(file=sys.stderr, highlight=False) if console is None else console
+    def __init__(self, steps: int, *, silent: bool = False) -> None:
+        self._console = Console(file=sys.stderr, highlight=False, quiet=silent)
         self._steps = steps
         self._progress: Progress | None = None
         self._started = time.perf_counter()

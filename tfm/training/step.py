@@ -15,8 +15,7 @@ from flax import struct
 from tfm.training.loss import Batch, LossFn, Params
 
 
-@struct.dataclass
-class TrainState:
+class TrainState(struct.PyTreeNode):
     """All that changes while training; with the data's position it is the whole run."""
 
     step: jax.Array
@@ -68,10 +67,13 @@ def make_train_step(loss_fn: LossFn, optimizer: optax.GradientTransformation, *,
         ema_decay: decay of the parameters' moving average, or None.
 
     Returns:
-        step: (state, batch) -> (state, {"loss", "weight": sums, "gradient_norm"}).
+        step: (state, batch) -> (state, {"loss", "weight": sums, "gradient_norm"}). Where the batch has "stop" [B], the
+        metrics have its maximum: so all processes learn at the same step that one of them was asked to stop.
     """
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        signals = {"stop": jnp.max(batch["stop"])} if "stop" in batch else {}
+        batch = {name: x for name, x in batch.items() if name != "stop"}
         key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
         gradients, sums = _summed_gradients(loss_fn, state.params, batch, key, accumulate)
         weight = jnp.where(sums["weight"] > 0, sums["weight"], 1.0)
@@ -82,7 +84,7 @@ def make_train_step(loss_fn: LossFn, optimizer: optax.GradientTransformation, *,
         ema = state.ema
         if ema_decay is not None:
             ema = jax.tree.map(lambda old, new: ema_decay * old + (1.0 - ema_decay) * new, ema, params)
-        metrics = sums | {"gradient_norm": optax.global_norm(gradients)}
+        metrics = sums | signals | {"gradient_norm": optax.global_norm(gradients)}
         return state.replace(step=state.step + 1, params=params, opt_state=opt_state, ema=ema), metrics
 
     return step

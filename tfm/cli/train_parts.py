@@ -1,0 +1,210 @@
+"""What a training run is put together from: model, optimizer, data, evaluation, and where it goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from jax.sharding import Mesh
+
+from tfm.config import Config
+from tfm.data import EvalBatches, Splits, Tokenizer, TrainIterator, make_eval_batches, make_train_iterator
+from tfm.models import build, init_params
+from tfm.parallel.mesh import use_mesh
+from tfm.parallel.processes import batch_part, first_alone, from_first, is_first, whole_copy
+from tfm.parallel.rules import batch_shards, parameter_shardings, place_whole_batch, state_shardings
+from tfm.parallel.watch import Watch
+from tfm.training.checkpoint import Checkpoints, find_checkpoint, load_checkpoint_params
+from tfm.training.evaluation import (
+    StopCheck,
+    Translation,
+    corpus_bleu,
+    sample_text,
+    translate_all,
+    validation_loss,
+    write_samples,
+)
+from tfm.training.loop import Run
+from tfm.training.loss import Params, make_loss
+from tfm.training.metrics import MetricsWriter
+from tfm.training.optimizer import make_optimizer, make_schedule
+from tfm.training.report import Reporter
+from tfm.training.step import ByShape, TrainState, init_state, make_eval_step, make_train_step
+
+
+class Peeked(Iterator[Any]):
+    """A batch iterator of which the first batch was looked at; its position counts from the second one on."""
+
+    def __init__(self, batches: Any) -> None:
+        self._batches, self.first = batches, next(batches)
+        self._held = [self.first]
+
+    def __next__(self) -> Any:
+        return self._held.pop() if self._held else next(self._batches)
+
+    def get_state(self) -> Any:
+        """Position after the last batch given out."""
+        if self._held:
+            raise RuntimeError("the first batch was not given out yet")
+        return self._batches.get_state()
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Makes the parts of a run from its config, data and tokenizer."""
+
+    config: Config
+    folder: Path
+    mesh: Mesh
+    splits: Splits
+    tokenizer: Tokenizer
+    reporter: Reporter
+
+    @cached_property
+    def model(self) -> Any:
+        """The Flax module."""
+        return build(self.config.model)
+
+    @property
+    def cache_dir(self) -> Path:
+        """Where tokens are kept."""
+        given = self.config.data.cache_dir
+        return Path(given) if given else self.folder / "tokens"
+
+    def start(self, checkpoints: Checkpoints) -> tuple[Run, TrainState]:
+        """The run and its state: new, or that of the newest checkpoint."""
+        config = self.config
+        schedule = make_schedule(config)
+        optimizer = make_optimizer(config.optimizer, schedule)
+        batches = first_alone(self.training_batches, "training batches")
+        state, shardings, data_state = self.state(optimizer, checkpoints)
+        if data_state is not None:
+            batches.set_state(data_state)
+        loss = make_loss(self.model, config.model, smoothing=config.optimizer.label_smoothing)
+        update = make_train_step(loss, optimizer, accumulate=config.optimizer.accumulate,
+                                 ema_decay=config.optimizer.ema_decay)
+        step = ByShape(jax.jit(update, donate_argnums=0, out_shardings=(shardings, None)))
+        writer = MetricsWriter(self.folder, start_step=int(state.step)) if is_first() else None
+        run = Run(config, self.folder, self.mesh, step, Peeked(batches), schedule, self.evaluation(), checkpoints,
+                  writer, self.reporter, Watch(self.folder / "processes"), self.describe)
+        return run, state
+
+    def training_batches(self) -> TrainIterator:
+        """This process's part of the training batches."""
+        index, count = batch_part(self.mesh)
+        return make_train_iterator(self.config, self.tokenizer, self.splits, process_index=index, process_count=count,
+                                   multiple_of=batch_shards(self.mesh) * self.config.optimizer.accumulate,
+                                   cache_dir=self.cache_dir)
+
+    def state(self, optimizer: optax.GradientTransformation, checkpoints: Checkpoints) -> tuple[TrainState, Any, Any]:
+        """(state, its shardings, position of the data or None). No array is ever made unsharded."""
+        config = self.config
+
+        def fresh(params: Params | None = None) -> TrainState:
+            return init_state(lambda key: init_params(config.model, key) if params is None else params, optimizer,
+                              config.train.seed, ema=config.optimizer.ema_decay is not None)
+
+        shapes = jax.eval_shape(fresh)
+        shardings = state_shardings(shapes, self.mesh)
+        placed = jax.tree.map(lambda s, p: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=p), shapes, shardings)
+        restored = checkpoints.restore_newest(placed)
+        if restored is not None:
+            return restored.state, shardings, restored.data_state
+        with use_mesh(self.mesh):
+            given = () if config.train.init_from is None else (self.given_params(shapes.params),)
+            return jax.jit(fresh, out_shardings=shardings)(*given), shardings, None
+
+    def given_params(self, shapes: Any) -> Params:
+        """The parameters of `train.init_from`, which must fit the model."""
+        path = Path(str(self.config.train.init_from))
+        if not path.exists():
+            raise FileNotFoundError(f"train.init_from {path} does not exist")
+        if (path / "checkpoints").is_dir():
+            path = find_checkpoint(path, say=self.reporter.say)
+        if path.parent.name == "checkpoints":
+            params = load_checkpoint_params(path, sharding=lambda s: parameter_shardings(s, self.mesh))
+        else:
+            from tfm.bundle import load
+
+            params = load(path).params
+        _require_same_shapes(params, shapes, path)
+        return params
+
+    def evaluation(self) -> Any:
+        """What happens at each evaluation, or None without a validation split."""
+        if not len(self.splits.valid):
+            return None
+        batches = first_alone(self.validation_batches, "validation batches")
+        step = ByShape(jax.jit(make_eval_step(make_loss(self.model, self.config.model))))
+        task = self.translation()
+
+        def evaluate(run: Run, params: Params, number: int, stop: StopCheck) -> dict[str, float]:
+            placed = (place_whole_batch(batch, self.mesh) for batch in batches)
+            scores = validation_loss(step, params, placed, stop)
+            if task is not None:
+                scores["bleu"] = self.bleu(task, params, number, stop)
+            return scores
+
+        return evaluate
+
+    def validation_batches(self) -> EvalBatches:
+        """The validation split in batches, all rows on every process."""
+        return make_eval_batches(self.config, self.tokenizer, self.splits, self.splits.valid,
+                                 multiple_of=batch_shards(self.mesh), cache_dir=self.cache_dir)
+
+    def bleu(self, task: Translation, params: Params, number: int, stop: StopCheck) -> float:
+        """BLEU of the validation sentences; process 0 translates them and shows a few."""
+        if jax.process_count() > 1:
+            params = whole_copy(params, self.mesh)
+        score = 0.0
+        if is_first():
+            with use_mesh(None if jax.process_count() > 1 else self.mesh):
+                translations = translate_all(task, params, stop)
+            score = corpus_bleu(translations, task.references)
+            write_samples(self.folder, number, task, translations)
+            self.reporter.say(sample_text(task, translations, self.config.train.samples))
+        return from_first(score)
+
+    def translation(self) -> Translation | None:
+        """The validation sentences that are translated while training."""
+        from tfm.bundle import Bundle, run_special
+
+        config, count = self.config, self.config.train.eval_sentences
+        if config.data.task != "translate" or not count:
+            return None
+        sources, references = (list(column[:count]) for column in self.splits.valid.columns)
+
+        def translate(params: Params, texts: list[str]) -> list[str]:
+            bundle = Bundle(config, params, self.tokenizer, run_special(config, self.tokenizer))
+            return bundle.translate(texts, too_long="cut")
+
+        return Translation(translate, sources, references)
+
+    def describe(self, batch: Mapping[str, np.ndarray]) -> list[str]:
+        """The examples of a batch as text."""
+        masks = {"source": "source_mask", "target": "target_mask", "tokens": "mask"}
+        columns = [(batch[name], batch[mask]) for name, mask in masks.items() if name in batch]
+        lines = []
+        for i in range(len(batch["weights"])):
+            rows = [ids[i][mask[i]].tolist() for ids, mask in columns]
+            if any(rows):
+                lines.append("\t".join(self.tokenizer.decode(row) for row in rows))
+        return lines
+
+
+def _require_same_shapes(params: Params, shapes: Any, path: Path) -> None:
+    ours = {jax.tree_util.keystr(k, simple=True, separator="/"): x.shape
+            for k, x in jax.tree_util.tree_leaves_with_path(shapes)}
+    theirs = {jax.tree_util.keystr(k, simple=True, separator="/"): x.shape
+              for k, x in jax.tree_util.tree_leaves_with_path(params)}
+    wrong = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
+    if wrong:
+        name = wrong[0]
+        raise ValueError(f"train.init_from {path} does not fit this model: parameter {name} is "
+                         f"{theirs.get(name, 'absent')} there and {ours.get(name, 'absent')} here")
