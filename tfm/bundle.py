@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +12,10 @@ import numpy as np
 
 from tfm.config import Config, ModelConfig, require
 from tfm.data.tokenizer import Tokenizer, load_tokenizer
-from tfm.inference import Result, Rows, Search, embed, generate, score_pairs
+from tfm.decoding.logits import BelowSize
+from tfm.decoding.text import before_possible_stop, cut_at_stop, settled
+from tfm.generation import GenerationOptions, make_options
+from tfm.inference import Result, Rows, Search, embed, generate, score_pairs, stream
 
 TooLong = Literal["error", "cut"]
 
@@ -82,7 +85,7 @@ class Bundle:
         Args:
             texts: prompts or sources.
             too_long: what to do with texts that the model cannot take: "error" or "cut" their end.
-            **options: those of `results`.
+            **options: fields of `tfm.generation.GenerationOptions`, such as beam_size=4 or temperature=0.8.
 
         Returns:
             A text for each input, or a list of texts where n_best is above 1.
@@ -91,12 +94,12 @@ class Bundle:
             ValueError: an option out of range, or a text too long for the model.
         """
         texts = self._texts(texts)
-        n_best = options.get("n_best", 1)
+        n_best, stop = options.get("n_best") or 1, options.get("stop") or ()
         filled = [i for i, text in enumerate(texts) if text.strip() or self.model.is_decoder_only]
         found = self.results([self.source_ids(texts[i], too_long=too_long) for i in filled], **options)
         outputs: list[Any] = ["" if n_best == 1 else [""] * n_best for _ in texts]
         for i, hypotheses in zip(filled, found, strict=True):
-            written = [self._tokenizer.decode(h.ids) for h in hypotheses]
+            written = [cut_at_stop(self.decode(h.ids), stop)[0] for h in hypotheses]
             outputs[i] = written[0] if n_best == 1 else written
         return outputs
 
@@ -118,30 +121,76 @@ class Bundle:
         found = self.results(rows, beam_size=beam_size, max_length=max_length, n_best=n_best, eos_id=eos_id, **options)
         return [[h.ids for h in row] if n_best > 1 else row[0].ids for row in found]
 
-    def results(self, rows: Rows, *, beam_size: int = 1, alpha: float | None = None, max_length: int | None = None,
-                n_best: int = 1, eos_id: int | Sequence[int] | None = None, temperature: float = 0.0,
-                top_k: int | None = None, top_p: float | None = None, min_p: float | None = None,
-                typical_p: float | None = None, reweight: Sequence[Any] = (), allow: Sequence[Any] = (),
-                cache_dtype: str | None = None, batch_size: int | None = None, seed: int = 0,
-                progress: Callable[[int], None] | None = None) -> list[list[Result]]:
-        """The n best results of each row of ids, with scores; see `tfm.inference.Search` for the options.
+    def results(self, rows: Rows, *, eos_id: int | Sequence[int] | None = None,
+                progress: Callable[[int], None] | None = None, **options: Any) -> list[list[Result]]:
+        """The n best results of each row of ids, with scores.
+
+        Args:
+            rows: ids as the model reads them.
+            eos_id: the id or ids that end a row; None: the checkpoint's own.
+            progress: called with the number of rows done.
+            **options: fields of `tfm.generation.GenerationOptions`.
 
         Raises:
-            ValueError: options that cannot work together, or rows that the model cannot take.
+            ValueError: options that do not exist or cannot work together, or rows that the model cannot take.
         """
-        require(max_length is None or max_length > 0, "max_length", max_length, "it must be above 0")
-        require(batch_size is None or batch_size > 0, "batch_size", batch_size, "it must be above 0")
-        eos_ids = self.special.eos_ids
-        if eos_id is not None:
-            eos_ids = (eos_id,) if isinstance(eos_id, int) else tuple(eos_id)
-        search = Search(beam_size=beam_size, alpha=self.config.decode.alpha if alpha is None else alpha, n_best=n_best,
-                        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, typical_p=typical_p,
-                        eos_ids=eos_ids, pad_id=self.special.pad_id, reweight=(*self.special.reweight, *reweight),
-                        allow=(*self.special.allow, *allow), cache_dtype=cache_dtype)
-        most = max_length or self.config.decode.max_length
-        limits = [most or (len(row) + 50 if self.model.is_encoder_decoder else 128) for row in rows]
-        return generate(self.model, self.params, rows, search, limits=limits, start_id=self.special.start_id,
-                        batch_size=batch_size or self.config.decode.batch_size, seed=seed, progress=progress)
+        return self.run(rows, self.filled(make_options(options)), eos_id=eos_id, progress=progress)
+
+    def run(self, rows: Rows, options: GenerationOptions, *, eos_id: int | Sequence[int] | None = None,
+            progress: Callable[[int], None] | None = None) -> list[list[Result]]:
+        """`results` with options that are already made and `filled`."""
+        assert options.batch_size is not None
+        return generate(self.model, self.params, rows, self._search(options, eos_id),
+                        limits=[self._limit(options, row) for row in rows], start_id=self.special.start_id,
+                        batch_size=options.batch_size, seed=options.seed, progress=progress)
+
+    def filled(self, options: GenerationOptions, *, beam_size: int = 1) -> GenerationOptions:
+        """Options with the config's own where they say None; `beam_size` where they say none."""
+        return options.filled(self.config.decode, beam_size=beam_size)
+
+    def _search(self, options: GenerationOptions, eos_id: int | Sequence[int] | None) -> Search:
+        special = self.special
+        eos_ids = special.eos_ids if eos_id is None else (eos_id,) if isinstance(eos_id, int) else tuple(eos_id)
+        encode = None if self.tokenizer is None else self.tokenizer.encode_target
+        return options.search(eos_ids=eos_ids, pad_id=special.pad_id, reweight=special.reweight,
+                              allow=(*special.allow, *self._padded_rows()), encode=encode)
+
+    def _padded_rows(self) -> list[Any]:
+        """Rows of the vocabulary behind the tokenizer's last id are never written."""
+        if self.tokenizer is None or self.tokenizer.vocab_size >= self.model.vocab_size:
+            return []
+        return [BelowSize(self.tokenizer.vocab_size)]
+
+    def _limit(self, options: GenerationOptions, row: Sequence[int]) -> int:
+        return options.max_length or (len(row) + 50 if self.model.is_encoder_decoder else 128)
+
+    def stream(self, text: str, *, too_long: TooLong = "error", steps: int = 4, **options: Any) -> Iterator[str]:
+        """Generate for one text and yield what is written piece by piece, whole characters only.
+
+        Args:
+            text: prompt or source.
+            too_long: as for `generate`.
+            steps: tokens between two pieces.
+            **options: fields of `tfm.generation.GenerationOptions`.
+
+        Raises:
+            ValueError: as for `generate`, or beam_size above 1.
+        """
+        chosen = self.filled(make_options(options))
+        row, shown = self.source_ids(text, too_long=too_long), ""
+        whole = ""
+        for result in stream(self.model, self.params, row, self._search(chosen, None),
+                             limit=self._limit(chosen, row), start_id=self.special.start_id, seed=chosen.seed,
+                             steps=steps):
+            whole, stopped = cut_at_stop(self.decode(result.ids), chosen.stop)
+            if stopped:
+                break
+            ready = before_possible_stop(settled(whole), chosen.stop)
+            if ready.startswith(shown) and ready != shown:
+                yield ready[len(shown) :]
+                shown = ready
+        if len(whole) > len(shown):
+            yield whole[len(shown) :]
 
     def score(self, sources: Sequence[str], targets: Sequence[str], *, batch_size: int | None = None) -> list[float]:
         """Summed log-probability of each target text given its source (or prompt), EOS included.
@@ -157,8 +206,9 @@ class Bundle:
         sources, targets = self._texts(sources), self._texts(targets)
         require(len(sources) == len(targets), "targets", len(targets), f"there are {len(sources)} sources")
         eos = list(self.special.eos_ids[:1])
-        return score_pairs(self.model, self.params, [self.source_ids(text) for text in sources],
-                           [self._tokenizer.encode_target(text) + eos for text in targets], start_id=self.special.start_id,
+        rows = [self.source_ids(text) for text in sources]
+        labels = [self._tokenizer.encode_target(text) + eos for text in targets]
+        return score_pairs(self.model, self.params, rows, labels, start_id=self.special.start_id,
                            batch_size=batch_size or self.config.decode.batch_size)
 
     def embed(self, texts: Sequence[str], *, too_long: TooLong = "error", batch_size: int | None = None) -> np.ndarray:
@@ -239,8 +289,8 @@ def load(path: str | Path, *, checkpoint: int | str = "newest", average: int = 1
         from tfm.foreign import load_foreign
 
         return load_foreign(path)
-    raise ValueError(f"{path} is neither a run folder (no checkpoints/), nor a Hugging Face checkpoint (no config.json),"
-                     " nor a .gguf file")
+    raise ValueError(f"{path} is neither a run folder (no checkpoints/), nor a Hugging Face checkpoint (no "
+                     "config.json), nor a .gguf file")
 
 
 def run_special(config: Config, tokenizer: Tokenizer) -> Special:
@@ -272,4 +322,8 @@ def _load_run(path: Path, checkpoint: int | str, average: int, say: Callable[[st
     else:
         params = load_checkpoint_params(chosen)
     tokenizer = load_tokenizer(path / "tokenizer.model")
+    if (path / "generation_config.json").is_file():  # a converted checkpoint keeps its own ids and rules
+        from tfm.foreign import converted_special
+
+        return Bundle(config, params, tokenizer, converted_special(path, config.model, tokenizer))
     return Bundle(config, params, tokenizer, run_special(config, tokenizer))

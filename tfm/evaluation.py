@@ -62,7 +62,8 @@ def _figures(config: ModelConfig, params: Any, batch: Mapping[str, jax.Array]) -
     """Sums over a batch: loss in nats, right tokens, tokens."""
     inputs = [batch[name] for name in ("source", "target", "tokens") if name in batch]
     given = right_padded_positions(batch) | {name: batch[name] for name in MODEL_INPUTS if name in batch}
-    hidden = build(config).apply({"params": params}, *inputs, **given, method="hidden")
+    module: Any = build(config)
+    hidden = module.apply({"params": params}, *inputs, **given, method="hidden")
     matrix, bias = output_matrix(config, params)
     labels, weights = batch["labels"], batch["weights"]
 

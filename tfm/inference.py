@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -17,9 +17,21 @@ import jax.numpy as jnp
 import numpy as np
 
 from tfm.config import ModelConfig, require
-from tfm.decoding import Hypotheses, beam_search, greedy, sample, token_log_probs
+from tfm.decoding import (
+    Greedy,
+    Hypotheses,
+    PromptLookup,
+    Sample,
+    Session,
+    beam_search,
+    greedy,
+    sample,
+    speculate,
+    token_log_probs,
+)
 from tfm.models import build
 from tfm.models.stepper import make_step, own_part, start_generation, start_translation
+from tfm.nn.cache import rewind
 
 Rows = Sequence[Sequence[int]]
 
@@ -46,11 +58,15 @@ class Search:
     """Rules of `tfm.decoding.logits` that say which tokens may come next."""
     cache_dtype: str | None = None
     """Type of stored keys and values; None: the model's."""
+    lookup: int = 0
+    """Tokens drafted a round from the text so far (speculative decoding by prompt lookup); 0: none."""
 
     def __post_init__(self) -> None:
         require(self.temperature >= 0.0, "temperature", self.temperature, "it cannot be negative")
         require(self.temperature == 0.0 or self.beam_size == 1, "temperature", self.temperature,
                 f"sampling does not go together with beam_size={self.beam_size}: set one of the two")
+        require(self.lookup == 0 or self.beam_size == 1, "lookup", self.lookup,
+                f"speculative decoding does not go together with beam_size={self.beam_size}")
         cuts = [name for name in ("top_k", "top_p", "min_p", "typical_p") if getattr(self, name) is not None]
         require(not cuts or self.temperature > 0.0, ", ".join(cuts), tuple(getattr(self, name) for name in cuts),
                 "it needs sampling: set temperature above 0")
@@ -153,16 +169,16 @@ def _limit(config: ModelConfig, wanted: int, prompt: int) -> int:
 @partial(jax.jit, static_argnames=("config", "search", "buffer", "start_id"))
 def _search(config: ModelConfig, search: Search, buffer: int, start_id: int, params: Any, ids: jax.Array,
             mask: jax.Array, limit: jax.Array, keys: jax.Array) -> Hypotheses:
-    dtype = search.cache_dtype
-    if config.is_encoder_decoder:
-        shared = start_translation(config, params, ids, mask, buffer + 1, dtype=dtype)
-        step, cache = make_step(config, params, shared), own_part(shared)
-        prompt = jnp.full((ids.shape[0], 1), start_id, jnp.int32)
-    else:
-        prompt, cache = start_generation(config, params, ids, mask, buffer + 1, dtype=dtype)
-        step = make_step(config, params)
-    common = {"max_length": limit, "buffer_length": buffer, "eos_id": search.eos_ids, "pad_id": search.pad_id,
-              "alpha": search.alpha, "reweight": search.reweight, "allow": search.allow}
+    shared, cache, prompt = _start(config, buffer + 1 + search.lookup, start_id, search.cache_dtype, params, ids, mask)
+    step = make_step(config, params, shared)
+    common: dict[str, Any] = {"max_length": limit, "buffer_length": buffer, "eos_id": search.eos_ids, "pad_id": search.pad_id,
+              "alpha": search.alpha, "reweight": search.reweight, "allow": search.allow,
+              "seen": None if config.is_encoder_decoder else jnp.where(mask, ids, -1)}
+    if search.lookup:
+        found, _ = speculate(step, cache, prompt, draft=PromptLookup(), rewind=rewind, draft_length=search.lookup,
+                             key=keys, temperature=search.temperature, top_k=search.top_k, top_p=search.top_p,
+                             min_p=search.min_p, typical_p=search.typical_p, **common)
+        return found
     if search.beam_size > 1:
         return beam_search(step, cache, prompt, beam_size=search.beam_size, n_best=search.n_best, **common)
     if search.temperature > 0.0:
@@ -182,6 +198,51 @@ def _results(found: Hypotheses, place: int, search: Search) -> list[Result]:
         hypotheses.append(Result(ids[:-1] if ids and ids[-1] in search.eos_ids else ids, float(found.scores[at]),
                                  bool(found.finished[at]), found.log_probs[at][:length].tolist()))
     return hypotheses
+
+
+def stream(config: ModelConfig, params: Any, row: Sequence[int], search: Search, *, limit: int, start_id: int,
+           seed: int = 0, steps: int = 4) -> Iterator[Result]:
+    """What was generated so far for one row, every `steps` tokens; greedy search or sampling.
+
+    Args: as for `generate`, for one row.
+
+    Yields:
+        Ever longer results; the last one is whole.
+    """
+    require(search.beam_size == 1, "beam_size", search.beam_size, "a stream needs beam_size=1: beams change their past")
+    check_rows(config, [row], config.source_vocab_size or config.vocab_size)
+    ((_, ids, mask),) = batches([row], 1)
+    limit = _limit(config, limit, len(row))
+    buffer = bucket(limit)
+    rows, cache, prompt = _start(config, buffer + 1, start_id, search.cache_dtype, params, ids, mask)
+    session = Session(_token_search(search), _session_step(config), params, rows, cache, prompt, max_length=limit,
+                      buffer_length=buffer, seen=None if config.is_encoder_decoder else jnp.where(mask, ids, -1),
+                      keys=jax.random.split(jax.random.key(seed), 1))
+    for found in session.stream(steps):
+        yield _results(found, 0, search)[0]
+
+
+@partial(jax.jit, static_argnames=("config", "slots", "start_id", "dtype"))
+def _start(config: ModelConfig, slots: int, start_id: int, dtype: str | None, params: Any, ids: jax.Array,
+           mask: jax.Array) -> tuple[Any, Any, jax.Array]:
+    """What all hypotheses of a row share, the loop's own cache for `slots` new tokens, and its first input."""
+    if config.is_encoder_decoder:
+        shared = start_translation(config, params, ids, mask, slots, dtype=dtype)
+        return shared.replace(layers=(), slots=()), own_part(shared), jnp.full((ids.shape[0], 1), start_id, jnp.int32)
+    prompt, cache = start_generation(config, params, ids, mask, slots, dtype=dtype)
+    return None, cache, prompt
+
+
+@lru_cache
+def _session_step(config: ModelConfig) -> Callable[[Any, Any], Any]:
+    return lambda params, shared: make_step(config, params, shared)
+
+
+def _token_search(search: Search) -> Any:
+    rules = (search.eos_ids, search.pad_id, search.alpha, search.reweight, search.allow)
+    if search.temperature > 0.0:
+        return Sample(*rules, search.temperature, search.top_k, search.typical_p, search.top_p, search.min_p)
+    return Greedy(*rules)
 
 
 def score_pairs(config: ModelConfig, params: Any, sources: Rows, targets: Rows, *, start_id: int,
@@ -232,13 +293,15 @@ def _shift(config: ModelConfig, targets: Rows, numbers: Sequence[int], start_id:
 @partial(jax.jit, static_argnames=("config",))
 def _score_target(config: ModelConfig, params: Any, source: jax.Array, source_mask: jax.Array, shifted: jax.Array,
                   labels: jax.Array) -> jax.Array:
-    logits = build(config).apply({"params": params}, source, shifted, source_mask=source_mask)
+    module: Any = build(config)
+    logits = module.apply({"params": params}, source, shifted, source_mask=source_mask)
     return token_log_probs(logits, labels)
 
 
 @partial(jax.jit, static_argnames=("config",))
 def _score_tokens(config: ModelConfig, params: Any, ids: jax.Array, mask: jax.Array) -> jax.Array:
-    logits = build(config).apply({"params": params}, ids, mask=mask)
+    module: Any = build(config)
+    logits = module.apply({"params": params}, ids, mask=mask)
     return token_log_probs(logits[:, :-1], ids[:, 1:])
 
 
@@ -266,7 +329,8 @@ def embed(config: ModelConfig, params: Any, rows: Rows, *, batch_size: int = 32)
 
 @partial(jax.jit, static_argnames=("config",))
 def _embed(config: ModelConfig, params: Any, ids: jax.Array, mask: jax.Array) -> jax.Array:
-    module, variables = build(config), {"params": params}
+    module: Any = build(config)
+    variables = {"params": params}
     if config.is_encoder_only:
         hidden = module.apply(variables, ids, mask=mask)
     else:
@@ -279,7 +343,7 @@ def check_rows(config: ModelConfig, rows: Rows, vocab_size: int) -> None:
     """Refuse empty rows, ids outside the vocabulary, and rows past a learned position table."""
     for number, row in enumerate(rows):
         require(len(row) > 0, f"row {number}", list(row), "it needs at least one id")
-        require(0 <= min(row) and max(row) < vocab_size, f"row {number}", [min(row), max(row)],
+        require(min(row) >= 0 and max(row) < vocab_size, f"row {number}", [min(row), max(row)],
                 f"ids must lie in [0, {vocab_size})")
         require(config.position != "learned" or len(row) <= config.max_positions, f"the length of row {number}",
                 len(row), f"the model has {config.max_positions} positions: shorten the text or ask for it to be cut")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import Annotated, BinaryIO, Literal
 
 import jax
 import tyro
@@ -16,6 +16,8 @@ from tfm.bundle import Bundle, load
 from tfm.cli.errors import run_main
 from tfm.cli.options import parse
 from tfm.config import require
+from tfm.decoding.text import cut_at_stop
+from tfm.generation import GenerationOptions
 from tfm.inference import Result
 from tfm.nn.cache import cache_bytes
 from tfm.parallel.compilation import enable_compilation_cache
@@ -31,30 +33,15 @@ class DecodeOptions:
 
     model: tyro.conf.Positional[Path]
     """Run folder, Hugging Face checkpoint folder, or .gguf file."""
-    beam_size: int | None = None
-    """Hypotheses kept; 1 is greedy. Default: the run's own."""
-    alpha: float | None = None
-    """Exponent of the length penalty. Default: the run's own."""
-    n_best: int = 1
-    """Above 1: that many lines `number ||| text ||| score` for each line in."""
-    max_length: int | None = None
-    """Most new tokens. Default: source length + 50."""
+    generation: Annotated[GenerationOptions, tyro.conf.arg(name="")] = field(
+        default_factory=GenerationOptions)
+    """How outputs are chosen."""
     scores: bool = False
     """Put the score and a tab before each line."""
     score: bool = False
     """Score lines `source TAB target` instead: a log-probability for each, perplexity on stderr."""
-    temperature: float = 0.0
-    """Above 0: sample."""
-    top_k: int | None = None
-    """Sample among the k most probable tokens."""
-    top_p: float | None = None
-    """Sample within the smallest set of this probability."""
-    min_p: float | None = None
-    """Sample among tokens of at least this share of the best one's probability."""
-    seed: int = 0
-    """Of sampling."""
-    batch_size: int | None = None
-    """Lines decoded together. Default: the run's own."""
+    interactive: bool = False
+    """Read a line, show its output as it is written, and so on, for a person at a terminal."""
     checkpoint: str = "newest"
     """A step, newest, or best (by BLEU on the validation split)."""
     average: int = 1
@@ -77,16 +64,19 @@ def run_decoding(options: DecodeOptions) -> int:
     """Decode standard input as the options say; give the exit code."""
     keep_freed_memory()
     enable_compilation_cache()
-    require(not (options.score and options.n_best > 1), "--n-best", options.n_best, "it does not go with --score")
+    require(not (options.score and options.generation.n_best > 1), "--n-best", options.generation.n_best,
+            "it does not go with --score")
     bundle = load(options.model, checkpoint=checkpoint_choice(options.checkpoint), average=options.average, say=_say)
     if options.verbose:
         _say(_describe(bundle, options))
     lines = read_lines(sys.stdin.buffer, replace=options.replace_invalid)
     if options.score:
         return _score_lines(bundle, lines, options)
-    batch_size = options.batch_size or bundle.config.decode.batch_size
+    if options.interactive:
+        return _converse(bundle, lines, options)
+    options = replace(options, generation=bundle.filled(options.generation, beam_size=_own_beams(bundle)))
     done = 0
-    for window in _windows(lines, WINDOW * batch_size):
+    for window in _windows(lines, WINDOW * (options.generation.batch_size or 1)):
         for number, hypotheses in enumerate(decode_lines(bundle, window, options, done)):
             sys.stdout.write(_format(hypotheses, done + number, options))
         sys.stdout.flush()
@@ -119,28 +109,36 @@ def decode_lines(bundle: Bundle, lines: Sequence[str], options: DecodeOptions,
             rows.append(bundle.source_ids(lines[i], too_long=options.too_long))
         except ValueError as error:
             raise ValueError(f"line {first + i + 1} of the input: {error}") from error
-    decode = bundle.config.decode
-    beam_size = decode.beam_size if options.beam_size is None else options.beam_size
-    if options.temperature > 0.0 and options.beam_size is None:
-        beam_size = 1
-    found = bundle.results(rows, beam_size=beam_size, alpha=options.alpha, n_best=options.n_best,
-                           max_length=options.max_length, temperature=options.temperature, top_k=options.top_k,
-                           top_p=options.top_p, min_p=options.min_p, batch_size=options.batch_size,
-                           seed=options.seed + first, progress=_progress(first))
-    outputs: list[list[tuple[str, Result | None]]] = [[("", None)] * options.n_best for _ in lines]
+    chosen = replace(options.generation, seed=options.generation.seed + first)
+    found = bundle.run(rows, chosen, progress=_progress(first))
+    outputs: list[list[tuple[str, Result | None]]] = [[("", None)] * chosen.n_best for _ in lines]
     for i, hypotheses in zip(filled, found, strict=True):
-        outputs[i] = [(_one_line(bundle.decode(h.ids)), h) for h in hypotheses]
+        outputs[i] = [(_one_line(cut_at_stop(bundle.decode(h.ids), chosen.stop)[0]), h) for h in hypotheses]
     return outputs
+
+
+def _converse(bundle: Bundle, lines: Iterator[str], options: DecodeOptions) -> int:
+    chosen = {name: value for name, value in vars(options.generation).items() if value is not None}
+    for line in lines:
+        for piece in bundle.stream(line, too_long=options.too_long, **chosen) if line.strip() else ():
+            print(piece, end="", flush=True)
+        print(flush=True)
+    return 0
+
+
+def _own_beams(bundle: Bundle) -> int:
+    return bundle.config.decode.beam_size if bundle.model.is_encoder_decoder else 1
 
 
 def _score_lines(bundle: Bundle, lines: Iterator[str], options: DecodeOptions) -> int:
     total, tokens, done = 0.0, 0, 0
-    for window in _windows(lines, WINDOW * (options.batch_size or bundle.config.decode.batch_size)):
+    batch_size = options.generation.batch_size or bundle.config.decode.batch_size
+    for window in _windows(lines, WINDOW * batch_size):
         pairs = [line.split("\t") for line in window]
         for number, pair in enumerate(pairs, start=done + 1):
             require(len(pair) == 2, f"line {number} of the input", "\t".join(pair)[:60],
                     "it must be a source, a tab and a target")
-        scores = bundle.token_scores([s for s, _ in pairs], [t for _, t in pairs], batch_size=options.batch_size)
+        scores = bundle.token_scores([s for s, _ in pairs], [t for _, t in pairs], batch_size=batch_size)
         for row in scores:
             sys.stdout.write(f"{sum(row):.4f}\n")
         sys.stdout.flush()
@@ -162,7 +160,7 @@ def _windows(lines: Iterator[str], size: int) -> Iterator[list[str]]:
 
 
 def _format(hypotheses: Sequence[tuple[str, Result | None]], number: int, options: DecodeOptions) -> str:
-    if options.n_best > 1:
+    if options.generation.n_best > 1:
         return "".join(f"{number} ||| {text} ||| {_score(result)}\n" for text, result in hypotheses)
     text, result = hypotheses[0]
     return f"{_score(result)}\t{text}\n" if options.scores else f"{text}\n"
@@ -178,7 +176,8 @@ def _one_line(text: str) -> str:
 
 def checkpoint_choice(which: str) -> int | str:
     """A step number, "newest" or "best", from the option."""
-    require(which in ("newest", "best") or which.isdecimal(), "--checkpoint", which, "it must be a step, newest or best")
+    known = which in ("newest", "best") or which.isdecimal()
+    require(known, "--checkpoint", which, "it must be a step, newest or best")
     return int(which) if which.isdecimal() else which
 
 
@@ -190,7 +189,7 @@ def _progress(first: int) -> Callable[[int], None] | None:
 
 def _describe(bundle: Bundle, options: DecodeOptions) -> str:
     model = bundle.model
-    beams = bundle.config.decode.beam_size if options.beam_size is None else options.beam_size
+    beams = options.generation.beam_size or _own_beams(bundle)
     size = cache_bytes(model, beams, 256)
     return (f"{options.model}: {sum(x.size for x in jax.tree.leaves(bundle.params)):,} parameters, {model.dtype}; "
             f"cache of a sentence with {beams} hypotheses of 256 tokens: {size:,} bytes")

@@ -23,7 +23,11 @@ from tfm.ops.linear import LinearState, init_linear_state
 
 
 class KeyValue(struct.PyTreeNode):
-    """Keys [B, S, K, D] and values [B, S, K, Dv]; int8 ones come with a float32 scale for each vector [B, S, K, 1]."""
+    """Keys [B, K, S, D] and values [B, K, S, Dv]; int8 ones come with a float32 scale for each vector [B, K, S, 1].
+
+    Heads come before places so that a query reads each head's keys in one run: in the other order, which the attention
+    functions take, every step of a decoding would first transpose the whole cache.
+    """
 
     key: jax.Array
     value: jax.Array
@@ -79,9 +83,9 @@ def _layer_slots(config: ModelConfig, layer: int, max_length: int) -> int:
 def _empty_key_value(config: ModelConfig, batch: int, size: int, dtype: Any, group: int) -> KeyValue:
     """Zeros for one layer; int8 with scales."""
     heads = config.num_kv_heads or config.num_heads
-    scale = jnp.zeros((batch, size, heads, 1), jnp.float32) if dtype == jnp.int8 else None
-    return KeyValue(jnp.zeros((batch, size, heads, config.resolved_head_dim), dtype),
-                    jnp.zeros((batch, size, heads, config.resolved_value_dim), dtype), scale, scale, group)
+    scale = jnp.zeros((batch, heads, size, 1), jnp.float32) if dtype == jnp.int8 else None
+    return KeyValue(jnp.zeros((batch, heads, size, config.resolved_head_dim), dtype),
+                    jnp.zeros((batch, heads, size, config.resolved_value_dim), dtype), scale, scale, group)
 
 
 def _empty_linear_state(config: ModelConfig, batch: int) -> LinearState:
@@ -105,7 +109,7 @@ def init_cache(config: ModelConfig, batch_size: int, max_length: int, *, dtype: 
         >>> from tfm.config import ModelConfig
         >>> config = ModelConfig(vocab_size=8, d_model=4, num_heads=2, encoder_layers=0, decoder_layers=1)
         >>> init_cache(config, batch_size=3, max_length=5).layers[0].key.shape
-        (3, 5, 2, 2)
+        (3, 2, 5, 2)
     """
     require(config.position != "learned" or max_length <= config.max_positions, "max_length", max_length,
             f"the learned position table has model.max_positions={config.max_positions} rows")
@@ -166,9 +170,26 @@ def plan(slots: Slots, positions: jax.Array, valid: jax.Array) -> tuple[Slots, P
     return _plan_ring_chunk(slots, positions, valid)
 
 
-def _write(stored: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
-    """stored [B, S, ...] with new [B, T, ...] at slots start, start + 1, ..."""
-    return jax.lax.dynamic_update_slice_in_dim(stored, new.astype(stored.dtype), start, axis=1)
+def rewind(cache: Cache, tokens: jax.Array) -> Cache:
+    """The cache as it was before its last `tokens` tokens (int scalar), all of them real: for speculative decoding.
+
+    Raises:
+        ValueError: a layer keeps a ring or a sum of the past, where what was overwritten cannot come back.
+    """
+    if any(slots.ring for slots in cache.slots) or any(isinstance(layer, LinearState) for layer in cache.layers):
+        raise ValueError("speculative decoding needs layers of full attention: a window or linear attention cannot "
+                         "take tokens back")
+
+    def back(slots: Slots) -> Slots:
+        used = slots.used - tokens
+        return slots.replace(used=used, valid=slots.valid & (jnp.arange(slots.valid.shape[1]) < used[:, None]))
+
+    return cache.replace(slots=tuple(map(back, cache.slots)), lengths=cache.lengths - tokens)
+
+
+def _write(stored: jax.Array, new: jax.Array, start: jax.Array, axis: int = 1) -> jax.Array:
+    """stored [B, S, ...] with new [B, T, ...] at slots start, start + 1, ...; or with the slots on another axis."""
+    return jax.lax.dynamic_update_slice_in_dim(stored, new.astype(stored.dtype), start, axis=axis)
 
 
 def _plan_ring_step(slots: Slots, positions: jax.Array, valid: jax.Array) -> tuple[Slots, Plan]:
@@ -180,11 +201,12 @@ def _plan_ring_step(slots: Slots, positions: jax.Array, valid: jax.Array) -> tup
     return after, Plan(after.positions, after.valid, start, None, keep)
 
 
-def _write_rows(stored: jax.Array, new: jax.Array, start: jax.Array, keep: jax.Array) -> jax.Array:
-    """stored [B, S, ...] with new [B, 1, ...] at slot start[b] of the rows that keep[b] marks."""
+def _write_rows(stored: jax.Array, new: jax.Array, start: jax.Array, keep: jax.Array, axis: int = 1) -> jax.Array:
+    """stored [B, S, ...] with new [B, 1, ...] at slot start[b] of the rows that keep[b] marks; axis as in `_write`."""
     rows = jnp.arange(stored.shape[0])
-    slot = jnp.where(keep, start, stored.shape[1])
-    return stored.at[rows, slot].set(new[:, 0].astype(stored.dtype), mode="drop")
+    slot = jnp.where(keep, start, stored.shape[axis])
+    place = (rows, slot) if axis == 1 else (rows, slice(None), slot)
+    return stored.at[place].set(new.take(0, axis=axis).astype(stored.dtype), mode="drop")
 
 
 def _plan_ring_chunk(slots: Slots, positions: jax.Array, valid: jax.Array) -> tuple[Slots, Plan]:
@@ -210,20 +232,23 @@ def store(layer: KeyValue, key: jax.Array, value: jax.Array, plan: Plan) -> tupl
     Returns:
         The layer after the call, keys [B, S', K, D] and values [B, S', K, Dv] in the type of `key`.
     """
+    dtype, key, value = key.dtype, key.swapaxes(1, 2), value.swapaxes(1, 2)
     new = quantize(key, value) if layer.key.dtype == jnp.int8 else KeyValue(key, value)
     new = new.replace(group=layer.group)
     start, gather = plan.start, plan.gather
     if gather is not None:
-        everything = jax.tree.map(lambda old, add: jnp.concatenate([old, add.astype(old.dtype)], axis=1), layer, new)
-        after = jax.tree.map(lambda x: jnp.take_along_axis(x, gather[:, :, None, None], axis=1), everything)
-        return after, *dequantize(everything, key.dtype)
-    assert start is not None
-    keep = plan.keep
-    if keep is not None:
-        after = jax.tree.map(lambda old, add: _write_rows(old, add, start, keep), layer, new)
+        seen = jax.tree.map(lambda old, add: jnp.concatenate([old, add.astype(old.dtype)], axis=2), layer, new)
+        after = jax.tree.map(lambda x: jnp.take_along_axis(x, gather[:, None, :, None], axis=2), seen)
     else:
-        after = jax.tree.map(lambda old, add: _write(old, add, start), layer, new)
-    return after, *dequantize(after, key.dtype)
+        assert start is not None
+        keep = plan.keep
+        if keep is not None:
+            after = jax.tree.map(lambda old, add: _write_rows(old, add, start, keep, axis=2), layer, new)
+        else:
+            after = jax.tree.map(lambda old, add: _write(old, add, start, axis=2), layer, new)
+        seen = after
+    key, value = dequantize(seen, dtype)
+    return after, key.swapaxes(1, 2), value.swapaxes(1, 2)
 
 
 def quantize(key: jax.Array, value: jax.Array) -> KeyValue:

@@ -1,0 +1,148 @@
+"""What a user may ask of generation: one dataclass for `Bundle` and the command line, checked before any work."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tfm.config import DecodeConfig, require
+from tfm.config_json import unknown_field
+from tfm.decoding import logits as rules
+from tfm.inference import Search
+
+
+@dataclass(frozen=True)
+class GenerationOptions:
+    """How texts are generated."""
+
+    beam_size: int | None = None
+    """Hypotheses kept; 1 is greedy, or sampling where `temperature` is above 0. None: the model's own."""
+    alpha: float | None = None
+    """Exponent of the length penalty ((5 + length) / 6) ** alpha. None: the model's own."""
+    n_best: int = 1
+    """Hypotheses returned for each input; at most beam_size."""
+    max_length: int | None = None
+    """Most new tokens. None: source length + 50 for an encoder-decoder, 128 for a decoder."""
+    min_length: int = 0
+    """Least new tokens before the end."""
+    temperature: float = 0.0
+    """Above 0: sample; 1 is the model's own distribution."""
+    top_k: int | None = None
+    """Sample among the k most probable tokens."""
+    top_p: float | None = None
+    """Sample within the smallest set of tokens of this probability."""
+    min_p: float | None = None
+    """Sample among tokens of at least this share of the best one's probability."""
+    typical_p: float | None = None
+    """Sample within the most typical tokens of this probability."""
+    repetition_penalty: float = 1.0
+    """Above 1: tokens that occurred before become less probable."""
+    presence_penalty: float = 0.0
+    """Taken off the logit of each token that was generated before."""
+    frequency_penalty: float = 0.0
+    """Taken off for each time that it was."""
+    no_repeat_ngram: int = 0
+    """No sequence of so many tokens occurs twice; 0: any may."""
+    suppress: tuple[int, ...] = ()
+    """Ids that are never written."""
+    bad_words: tuple[str, ...] = ()
+    """Texts that are never written, where they are spelled with the tokens that the tokenizer gives them."""
+    prefix: str = ""
+    """What every output begins with."""
+    stop: tuple[str, ...] = ()
+    """Texts that end an output; they are left off."""
+    lookup: int = 0
+    """Speculative decoding: tokens a round guessed from what the text repeats; the output stays the same. 0: none."""
+    cache_dtype: Literal["float32", "bfloat16", "int8"] | None = None
+    """Type of the stored keys and values. None: the model's."""
+    batch_size: int | None = None
+    """Texts generated together. None: the model's own."""
+    seed: int = 0
+    """Of sampling."""
+
+    def __post_init__(self) -> None:
+        for name in ("beam_size", "n_best", "batch_size", "max_length"):
+            value = getattr(self, name)
+            require(value is None or value > 0, name, value, "it must be above 0")
+        for name in ("min_length", "no_repeat_ngram", "lookup"):
+            require(getattr(self, name) >= 0, name, getattr(self, name), "it cannot be negative")
+        require(self.max_length is None or self.min_length <= self.max_length, "min_length", self.min_length,
+                f"it can be at most max_length={self.max_length}")
+        require(self.repetition_penalty > 0.0, "repetition_penalty", self.repetition_penalty, "it must be above 0")
+        require(self.n_best == 1 or not self.stop, "stop", self.stop, f"it does not go with n_best={self.n_best}")
+        self.search(eos_ids=(), pad_id=0)
+
+    def filled(self, decode: DecodeConfig, *, beam_size: int) -> GenerationOptions:
+        """These options with a model's own where they say None; sampling has no beams."""
+        single = self.temperature > 0.0 or self.lookup > 0
+        own = {"beam_size": 1 if single else max(beam_size, self.n_best), "alpha": decode.alpha,
+               "batch_size": decode.batch_size, "max_length": decode.max_length}
+        missing: dict[str, Any] = {name: value for name, value in own.items() if getattr(self, name) is None}
+        return dataclasses.replace(self, **missing)
+
+    def search(self, *, eos_ids: tuple[int, ...], pad_id: int, reweight: Sequence[Any] = (), allow: Sequence[Any] = (),
+               encode: Callable[[str], list[int]] | None = None) -> Search:
+        """The settings of the compiled search.
+
+        Args:
+            eos_ids: ids that end an output.
+            pad_id: what fills up rows.
+            reweight: further rules that change the choice.
+            allow: further rules that say what may come next.
+            encode: text to ids, for `bad_words` and `prefix`.
+
+        Raises:
+            ValueError: options that cannot work together.
+        """
+        return Search(
+            beam_size=self.n_best if self.beam_size is None else self.beam_size,
+            alpha=0.0 if self.alpha is None else self.alpha, n_best=self.n_best, temperature=self.temperature,
+            top_k=self.top_k, top_p=self.top_p, min_p=self.min_p, typical_p=self.typical_p, eos_ids=eos_ids,
+            pad_id=pad_id, reweight=(*reweight, *self._reweight()), allow=(*allow, *self._allow(eos_ids, encode)),
+            cache_dtype=self.cache_dtype, lookup=self.lookup)
+
+    def _reweight(self) -> list[Any]:
+        chosen: list[Any] = []
+        if self.repetition_penalty != 1.0:
+            chosen.append(rules.RepetitionPenalty(self.repetition_penalty))
+        if self.presence_penalty or self.frequency_penalty:
+            chosen.append(rules.CountPenalty(self.presence_penalty, self.frequency_penalty))
+        return chosen
+
+    def _allow(self, eos_ids: tuple[int, ...], encode: Callable[[str], list[int]] | None) -> list[Any]:
+        chosen: list[Any] = []
+        if self.min_length and eos_ids:
+            chosen.append(rules.MinLength(self.min_length, eos_ids))
+        if self.no_repeat_ngram:
+            chosen.append(rules.NoRepeatNgram(self.no_repeat_ngram))
+        if self.suppress:
+            chosen.append(rules.Suppress(self.suppress))
+        if self.bad_words and encode is not None:
+            chosen.append(rules.BadWords(tuple(tuple(encode(word)) for word in self.bad_words)))
+        if self.prefix and encode is not None:
+            chosen.append(rules.ForceFirst(tuple(encode(self.prefix))))
+        return chosen
+
+
+def make_options(options: dict[str, Any]) -> GenerationOptions:
+    """Options from keyword arguments; None takes the default.
+
+    Raises:
+        ValueError: an unknown name (with the nearest one), or values that do not fit.
+
+    Example:
+        >>> make_options({"beam_sise": 2})
+        Traceback (most recent call last):
+        ValueError: ...did you mean beam_size?...
+    """
+    known = [field.name for field in dataclasses.fields(GenerationOptions)]
+    for name in options:
+        if name not in known:
+            raise ValueError(unknown_field(name, known))
+    return GenerationOptions(**{name: _tuple(value) for name, value in options.items() if value is not None})
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
