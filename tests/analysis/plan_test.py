@@ -85,7 +85,8 @@ def test_flops_of_presets_are_those_of_the_traced_step(name):
 
 
 def plan_of(**changes):
-    fields = {"mesh": {"data": 4, "fsdp": 4}, "device": DEVICES["h100"], "rows": 16, "length": 128, "flops": 10**15, "model_flops": 75 * 10**13,
+    fields = {"mesh": {"data": 4, "fsdp": 4}, "device": DEVICES["h100"], "rows": 16, "length": 128, "flops": 10**15,
+              "model_flops": 75 * 10**13,
               "memory": Memory(10**9, 2 * 10**9, 10**6, 5 * 10**9),
               "collectives": (Collective("all-reduce", 9e9, 16, 16, 1), Collective("all-gather", 9e9, 4, 4, 2)),
               "traffic": 3.35e12, "half": True}
