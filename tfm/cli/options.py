@@ -67,7 +67,7 @@ def parse(kind: type[T], argv: Sequence[str], *, prog: str) -> T:
         SystemExit: after `--help`.
     """
     fields = dataclasses.fields(kind)  # type: ignore[arg-type]
-    default = None
+    default: Any = None
     if "config" in {field.name for field in fields}:
         values = {field.name: _default_of(field) for field in fields}
         default = kind(**values | {"config": _starting_config(argv)})
@@ -97,11 +97,14 @@ def _starting_config(argv: Sequence[str]) -> Config:
 def _option_names(kind: Any, prefix: str = "") -> list[str]:
     """Names of all options, such as --model.num-heads."""
     names = []
+    hints = typing.get_type_hints(kind, include_extras=True)
     for field in dataclasses.fields(kind):
-        hint = typing.get_type_hints(kind)[field.name]
-        name = "" if hint is Config else f"{prefix}{field.name}".replace("_", "-")
-        if dataclasses.is_dataclass(hint):
-            names += _option_names(hint, f"{name}." if name else "")
+        hint = hints[field.name]
+        flat = any(getattr(extra, "name", None) == "" for extra in getattr(hint, "__metadata__", ()))
+        inner = typing.get_args(hint)[0] if flat else hint
+        name = "" if flat else f"{prefix}{field.name}".replace("_", "-")
+        if dataclasses.is_dataclass(inner):
+            names += _option_names(inner, f"{name}." if name else "")
         else:
             names.append(f"--{name}")
     return names
