@@ -19,13 +19,19 @@ def padded_positions(lengths: np.ndarray, buckets: list[int]) -> int:
 def test_bucket_lengths_pad_least(seed: int, count: int) -> None:
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, rng.integers(20, 60), size=40)
-    chosen = choose_lengths(lengths, count)
+    chosen = choose_lengths(lengths, count, 100)
     edges = range(8, int(-(-lengths.max() // 8) * 8) + 1, 8)
     best = min(
         padded_positions(lengths, [*cut, edges[-1]]) for n in range(count) for cut in itertools.combinations(edges, n)
     )
     assert padded_positions(lengths, chosen) == best
     assert len(chosen) <= count and chosen == sorted(set(chosen)) and chosen[-1] == edges[-1]
+
+
+def test_no_bucket_is_longer_than_the_limit() -> None:
+    assert choose_lengths(np.array([3, 29, 30]), 3, 30) == [8, 30]
+    assert choose_lengths(np.array([3, 5]), 3, 5) == [5]
+    assert choose_lengths(np.array([], np.int64), 2, 64) == [8]
 
 
 def test_shapes_keep_the_budget() -> None:

@@ -79,3 +79,11 @@ def test_no_folder_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert rows(cached_tokens(Texts([TEXTS]), 1, ByteTokenizer(), None)[0])[3] == [byte + 4 for byte in b"drei"]
     assert cached_tokens(Texts(()), 2, ByteTokenizer(), None)[1].lengths.tolist() == []
     assert list(tmp_path.iterdir()) == []
+
+
+def test_parts_of_a_text() -> None:
+    tokens = tokenize(["abcdef", "xyz"], ByteTokenizer())
+    for index, text in enumerate(("abcdef", "xyz")):
+        for start in range(8):
+            for end in (*range(start, 8), None):
+                assert tokens.part(index, start, end).tolist() == [byte + 4 for byte in text[start:end].encode()]

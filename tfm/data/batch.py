@@ -19,21 +19,22 @@ class BatchShape:
     length: int
 
 
-def choose_lengths(lengths: np.ndarray, count: int) -> list[int]:
+def choose_lengths(lengths: np.ndarray, count: int, max_length: int) -> list[int]:
     """Bucket lengths that pad least: the cheapest cut of the sorted lengths into at most `count` runs.
 
     Args:
       lengths: [N] int, length of each example.
       count: most buckets.
+      max_length: no bucket is longer; no example is, either.
 
     Returns:
-      Increasing multiples of 8; the last holds the longest example.
+      Increasing multiples of 8 (or `max_length`); the last holds the longest example.
 
     Example:
-      >>> choose_lengths(np.array([5, 6, 7, 30, 31, 32]), count=2)
-      [8, 32]
+      >>> choose_lengths(np.array([5, 6, 7, 29, 30, 30]), count=2, max_length=30)
+      [8, 30]
     """
-    edges = np.arange(8, max(8, int(lengths.max(initial=1))) + 8, 8)
+    edges = np.unique(np.minimum(np.arange(8, max(8, int(lengths.max(initial=1))) + 8, 8), max_length))
     numbers = np.histogram(lengths, bins=np.concatenate([[0], edges]) + 1)[0]
     before = np.concatenate([[0], np.cumsum(numbers)])  # examples that fit the first j edges
     cost = before[1:] * edges  # of one bucket as long as each edge, for the examples that fit it

@@ -37,7 +37,12 @@ class Tokens:
         return len(self.offsets) - 1
 
     def __getitem__(self, index: int) -> np.ndarray:
-        return self.ids[self.offsets[index]:self.offsets[index + 1]].astype(np.int32)
+        return self.part(index, 0, None)
+
+    def part(self, index: int, start: int, end: int | None) -> np.ndarray:
+        """Ids `start` to `end` of one text, int32, without reading the rest of it."""
+        first, last = int(self.offsets[index]), int(self.offsets[index + 1])
+        return self.ids[first + start:last if end is None else min(first + end, last)].astype(np.int32)
 
     @property
     def lengths(self) -> np.ndarray:

@@ -58,7 +58,7 @@ class PairExamples:
 
     def make(self, index: int, epoch: int) -> Example:
         row = int(self._rows[index])
-        source, target = (side[row][:self._limit] for side in self._sides)
+        source, target = (side.part(row, 0, self._limit) for side in self._sides)
         return pair_example(source, target, self._tokenizer)
 
 
@@ -77,12 +77,16 @@ class TextExamples:
 
     def make(self, index: int, epoch: int) -> Example:
         document, start, length = (int(a[index]) for a in (self._document, self._start, self._length))
-        ids = self._texts[document]
-        if self._objective.whole:
-            special = self._tokenizer
-            ids = np.concatenate([[special.bos_id], ids, [special.eos_id]]).astype(np.int32)
-            length += 1
-        return self._objective(ids[start:start + length], example_rng(self._seed, epoch, index))
+        piece = self._window(document, start, length) if self._objective.whole else self._texts.part(
+            document, start, start + length)
+        return self._objective(piece, example_rng(self._seed, epoch, index))
+
+    def _window(self, document: int, start: int, length: int) -> np.ndarray:
+        """`length` + 1 ids from place `start` of the document with BOS before and EOS after it."""
+        ids = self._texts.part(document, max(start - 1, 0), start + length)
+        bos = [self._tokenizer.bos_id] if start == 0 else []
+        eos = [self._tokenizer.eos_id] if len(ids) + len(bos) == length else []
+        return np.concatenate([bos, ids, eos]).astype(np.int32)
 
 
 class LabelledExamples:
@@ -103,7 +107,7 @@ class LabelledExamples:
 
     def make(self, index: int, epoch: int) -> Example:
         row = int(self._rows[index])
-        ids = self._texts[row][:self._limit]
+        ids = self._texts.part(row, 0, self._limit)
         tokens = np.concatenate([[self._tokenizer.bos_id], ids, [self._tokenizer.eos_id]]).astype(np.int32)
         return {"tokens": tokens, "labels": self._labels[row], "weights": np.array(1.0, np.float32)}
 

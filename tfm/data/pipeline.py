@@ -117,7 +117,7 @@ def make_train_iterator(config: Config, tokenizer: Tokenizer, splits: Splits, *,
         dataset = pack_dataset(examples, EpochOrder(len(examples.lengths), seed), local, tokenizer, seed,
                                process_index, process_count)
         return TrainIterator(dataset, examples, [local], None)
-    lengths = choose_lengths(examples.lengths, data.buckets)
+    lengths = choose_lengths(examples.lengths, data.buckets, data.max_length)
     shapes = batch_shapes(lengths, data.tokens_per_batch)
     plan = BucketPlan(examples.lengths, shapes, seed)
     maker = _BatchMaker(examples, plan, tokenizer.pad_id, process_index, process_count, int(rows_of))
@@ -194,7 +194,7 @@ def make_eval_batches(config: Config, tokenizer: Tokenizer, splits: Splits, text
     """
     data = config.data
     examples = make_examples(config, tokenizer, splits, texts, "held-out text", cache_dir)
-    lengths = choose_lengths(examples.lengths, data.buckets)
+    lengths = choose_lengths(examples.lengths, data.buckets, data.max_length)
     return EvalBatches(examples, batch_shapes(lengths, data.tokens_per_batch, multiple_of), tokenizer.pad_id)
 
 
