@@ -12,7 +12,7 @@ from tfm.config import DataConfig
 from tfm.data import german as inflect
 from tfm.data import load_splits
 from tfm.data.choices import Choices
-from tfm.data.clause import Clause, english, german_clause, german_infinitive
+from tfm.data.clause import Clause, english, german_clause, german_infinitive, make_clause
 from tfm.data.generated import split_of
 from tfm.data.grammar import make_pair
 from tfm.data.lexicon import MODALS, NOUNS, VERBS, Noun, Verb
@@ -34,7 +34,7 @@ def verb(infinitive: str, prefix: str = "") -> Verb:
         ("nom", ["der alte Mann", "die alte Frau", "das alte Kind", "die alten Männer"]),
         ("acc", ["den alten Mann", "die alte Frau", "das alte Kind", "die alten Männer"]),
         ("dat", ["dem alten Mann", "der alten Frau", "dem alten Kind", "den alten Männern"]),
-        ("gen", ["des alten Manns", "der alten Frau", "des alten Kindes", "der alten Männer"]),
+        ("gen", ["des alten Mannes", "der alten Frau", "des alten Kindes", "der alten Männer"]),
     ],
 )
 def test_declension_after_the_article(case: str, forms: list[str]) -> None:
@@ -253,6 +253,14 @@ def test_one_source_sentence_has_one_translation() -> None:
             and source[-1] in ".?"
             and not source.startswith(" ")
         )
+
+
+def test_english_says_all_that_german_needs() -> None:
+    assert all(word.english != word.english_plural for words in NOUNS.values() for word in words)
+    for i in range(5000):
+        clause = make_clause(Choices(4, i), tense="past")
+        singular = clause.subject.person == 3 and not clause.subject.plural
+        assert singular or clause.verb.english[0] != clause.verb.english[2]  # "they read": present or past?
 
 
 def test_the_same_seed_gives_the_same_text_in_another_process() -> None:

@@ -40,8 +40,10 @@ def make_clause(choices: Choices, *, subject: NounPhrase | None = None, tense: s
       with_time: whether it may say when.
     """
     subject = subject or person(choices)
-    verb = choices.pick(VERBS)
     tense = tense or choices.weighted(((34, "present"), (28, "past"), (14, "perfect"), (10, "future"), (14, "modal")))
+    verb = choices.pick(VERBS)
+    while tense == "past" and verb.english[2] == verb.english[0] and not _third(subject):
+        verb = choices.pick(VERBS)  # "they read" does not say when
     clause = Clause(subject, verb, tense, choices.pick(MODALS) if tense == "modal" else None)
     _add_objects(choices, clause)
     if with_time and choices.chance(40):

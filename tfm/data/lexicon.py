@@ -24,7 +24,7 @@ class Noun:
             return self.german
         if self.oblique:
             return self.oblique
-        return self.german + ("es" if self.german.endswith(("s", "ß", "x", "z", "tz", "ch", "d", "t", "f")) else "s")
+        return self.german + ("es" if self.german.endswith(("s", "ß", "x", "z", "ch", "d", "t", "f", "nn")) else "s")
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ _NOUNS = {
     "text": """book books Buch Bücher n|letter letters Brief Briefe m|newspaper newspapers Zeitung Zeitungen f
         |report reports Bericht Berichte m|story stories Geschichte Geschichten f|song songs Lied Lieder n""",
     "food": """apple apples Apfel Äpfel m|cake cakes Kuchen Kuchen m|soup soups Suppe Suppen f|egg eggs Ei Eier n
-        |potato potatoes Kartoffel Kartoffeln f|fish fish Fisch Fische m""",
+        |potato potatoes Kartoffel Kartoffeln f|carrot carrots Karotte Karotten f""",
     "vehicle": """car cars Auto Autos n|bicycle bicycles Fahrrad Fahrräder n|train trains Zug Züge m
         |ship ships Schiff Schiffe n|bus buses Bus Busse m""",
     "thing": """table tables Tisch Tische m|chair chairs Stuhl Stühle m|key keys Schlüssel Schlüssel m

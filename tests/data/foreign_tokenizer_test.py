@@ -1,0 +1,94 @@
+"""Tokenizers of foreign folders against transformers' own, from every kind of file."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import sentencepiece
+import tokenizers
+import transformers
+
+from tfm.data.foreign_files import load_foreign_tokenizer, save_foreign_tokenizer
+from tfm.data.tokenizer import tokenizer_from_bytes
+
+LINES = ["the cat sat on the mat", "a dog, the big dog!", "cats and dogs sit on mats", "Ünder the sea 1234"] * 20
+TEXTS = ["the cat sat", "A dog and cats!", "dogs  on 42 mats", "über <extra_id_1> sea"]
+
+
+def sentencepiece_model(path, size=60):
+    (path / "text").write_text("\n".join(LINES))
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(path / "text"), model_prefix=str(path / "made"), vocab_size=size, model_type="unigram", pad_id=0,
+        eos_id=1, unk_id=2, bos_id=-1, hard_vocab_limit=False, minloglevel=2)
+    (path / "text").unlink()
+    (path / "made.vocab").unlink()
+    return (path / "made.model").rename(path / "spiece.model")
+
+
+def wordpiece(path):
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "dog", "##s", "mat", "a", "!", "and", "on"]
+    (path / "vocab.txt").write_text("\n".join(words))
+    return transformers.BertTokenizer(vocab={word: i for i, word in enumerate(words)})
+
+
+def byte_pairs(path):
+    made = tokenizers.ByteLevelBPETokenizer()
+    made.train_from_iterator(LINES, vocab_size=300, special_tokens=["<s>", "<pad>", "</s>", "<unk>", "<mask>"])
+    made.save_model(str(path))
+    return transformers.RobertaTokenizer.from_pretrained(path)
+
+
+def tokenizer_json(path):
+    theirs = byte_pairs(path)
+    theirs.save_pretrained(path)
+    return theirs
+
+
+def t5(path):
+    sentencepiece_model(path)
+    return transformers.T5Tokenizer.from_pretrained(path, extra_ids=100)
+
+
+def marian(path):
+    model = sentencepiece_model(path)
+    target = (path / "target.spm")
+    target.write_bytes(model.read_bytes())
+    model.rename(path / "source.spm")
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(target))
+    pieces = ["</s>", "<unk>", ">>de<<", *[processor.id_to_piece(i) for i in range(3, processor.vocab_size())], "<pad>"]
+    (path / "vocab.json").write_text(json.dumps({piece: i for i, piece in enumerate(pieces)}))
+    (path / "tokenizer_config.json").write_text(json.dumps({"source_lang": "en", "target_lang": "de"}))
+    return transformers.MarianTokenizer.from_pretrained(path)
+
+
+@pytest.mark.parametrize("make", [wordpiece, byte_pairs, tokenizer_json, t5, marian])
+def test_ids_with_their_surroundings_are_transformers_own(make, tmp_path):
+    theirs = make(tmp_path)
+    ours = load_foreign_tokenizer(tmp_path)
+    for text in TEXTS[:3] + ([">>de<< the cat"] if make is marian else []):
+        expected = theirs(text)["input_ids"]
+        assert [*ours.before, *ours.encode(text), *ours.after] == expected
+        assert ours.decode(expected).split() == theirs.decode(expected, skip_special_tokens=True).split()
+    assert (ours.pad_id, ours.mask_id) == (theirs.pad_token_id, theirs.mask_token_id)
+    again = tokenizer_from_bytes(ours.to_bytes())
+    assert (again.encode(TEXTS[0]), again.before, again.after) == (ours.encode(TEXTS[0]), ours.before, ours.after)
+    (tmp_path / "saved").mkdir()
+    save_foreign_tokenizer(ours, tmp_path / "saved")
+    saved = load_foreign_tokenizer(tmp_path / "saved")
+    assert (saved.encode(TEXTS[1]), saved.before, saved.after) == (ours.encode(TEXTS[1]), ours.before, ours.after)
+    assert (saved.pad_id, saved.eos_id, saved.mask_id) == (ours.pad_id, ours.eos_id, ours.mask_id)
+
+
+def test_sentinels_of_t5_count_down_from_the_end(tmp_path):
+    theirs = t5(tmp_path)
+    ours = load_foreign_tokenizer(tmp_path)
+    assert ours.sentinel_ids[:2] == tuple(theirs.convert_tokens_to_ids(["<extra_id_0>", "<extra_id_1>"]))
+    assert ours.sentinel_ids[1] in ours.encode(TEXTS[3])
+
+
+def test_a_folder_without_a_tokenizer_and_one_with_shifted_ids(tmp_path):
+    assert load_foreign_tokenizer(tmp_path) is None
+    sentencepiece_model(tmp_path).rename(tmp_path / "sentencepiece.bpe.model")
+    with pytest.raises(ValueError, match=r"only sentencepiece\.bpe\.model"):
+        load_foreign_tokenizer(tmp_path)
