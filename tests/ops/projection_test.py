@@ -29,7 +29,7 @@ def test_value_and_gradients(shape: tuple[int, ...], with_bias: bool) -> None:
 
 @pytest.mark.parametrize("dtype", [None, jnp.bfloat16])
 def test_types(dtype: jnp.dtype | None) -> None:
-    """Operands are rounded once and sums are in float32: 4,096 products of 1 do not stop at 256, as bfloat16's would."""
+    """Operands are rounded once, and 4,096 products of 1 do not stop at 256, as sums in bfloat16 would."""
     x, kernel = jnp.ones((2, 4096), dtype or jnp.float32), jnp.ones((4096, 3), jnp.float32)
     y, pull = jax.vjp(lambda x, k: projection(x, k, dtype=dtype), x, kernel)
     dx, dk = pull(jnp.ones_like(y))

@@ -23,6 +23,11 @@ def hash_bits(key: jax.Array, *coordinates: jax.Array) -> jax.Array:
     counter goes through the two multiply and xor-shift rounds of a 32-bit finaliser, with one half of the 64-bit
     seed added before each round.
 
+    Quality, as the tests measure it: every byte and every run of eight keep bits uniform (chi-square), no correlation
+    between neighbours, rows, keys folded from neighbouring numbers or shards, half of the bits changed by each bit of
+    a coordinate, and 1e8 draws uniform in 16-bit words and without serial correlation. Within one plane of rows and
+    columns the words are those of a permutation: they do not repeat, as random ones would now and then.
+
     Args:
         key: a typed random key, or the legacy `[2] uint32` kind.
         *coordinates: one or more integer arrays, broadcastable against each other.
@@ -64,8 +69,8 @@ def keep_mask(key: jax.Array, rate: float, *coordinates: jax.Array) -> jax.Array
 
     Example:
         >>> keep = keep_mask(jax.random.key(0), 0.25, jnp.arange(100)[:, None], jnp.arange(100))
-        >>> keep.shape, round(float(keep.mean()), 1)
-        ((100, 100), 0.8)
+        >>> keep.shape, bool(abs(keep.mean() - 0.75) < 0.02)
+        ((100, 100), True)
     """
     _check_rate(rate)
     return hash_bits(key, *coordinates) < np.uint32(min(round((1.0 - rate) * 2**32), 2**32 - 1))
@@ -125,8 +130,8 @@ def _seed(key: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 def _mix(counter: jax.Array, salt: jax.Array) -> jax.Array:
     x = counter ^ (counter >> 16)
-    x = x * np.uint32(0x7FEB352D) + salt
-    x ^= x >> 15
+    x *= np.uint32(0x7FEB352D)
+    x = (x ^ (x >> 15)) + salt
     x *= np.uint32(0x846CA68B)
     return x ^ (x >> 16)
 
@@ -136,8 +141,7 @@ def _u32(x: jax.Array) -> jax.Array:
 
 
 def _coordinates(shape: tuple[int, ...]) -> list[jax.Array]:
-    """One index array per axis of a shape, broadcastable against each other."""
-    rank = max(len(shape), 1)
-    sizes = shape or (1,)
+    """One index array per axis of a shape, broadcastable against each other; one number for a scalar."""
+    rank = len(shape)
     return [jnp.arange(n, dtype=jnp.uint32).reshape([n if a == axis else 1 for a in range(rank)])
-            for axis, n in enumerate(sizes)]
+            for axis, n in enumerate(shape)] or [jnp.uint32(0)]
