@@ -15,7 +15,7 @@ from tfm.ops.linear import LinearState
 
 def empty(size, ring, rows=2):
     slots = Slots(jnp.zeros((rows, size), jnp.int32), jnp.zeros((rows, size), bool), jnp.zeros(rows, jnp.int32), ring)
-    return slots, KeyValue(jnp.zeros((rows, size, 1, 1)), jnp.zeros((rows, size, 1, 1)))
+    return slots, KeyValue(jnp.zeros((rows, 1, size, 1)), jnp.zeros((rows, 1, size, 1)))
 
 
 def run(size, ring, masks):
@@ -31,7 +31,7 @@ def run(size, ring, masks):
         layer, key, _ = store(layer, new, 10 * new, where)
         seen = np.asarray(key)[:, :, 0, 0]
         assert (seen == np.asarray(where.positions))[np.asarray(where.valid)].all(), "keys and positions went apart"
-        valid, stored = np.asarray(slots.valid), np.asarray(layer.key)[:, :, 0, 0]
+        valid, stored = np.asarray(slots.valid), np.asarray(layer.key)[:, 0, :, 0]
         assert (stored == np.asarray(slots.positions))[valid].all()
         np.testing.assert_array_equal(layer.value, 10 * layer.key)
         held.append([sorted(int(x) for x in row[ok]) for row, ok in zip(stored, valid, strict=True)])
@@ -98,5 +98,5 @@ def test_every_leaf_starts_with_the_batch():
     cache = init_cache(config, 5, 7, dtype="int8")
     assert {leaf.shape[0] for leaf in jax.tree.leaves(cache)} == {5}
     assert isinstance(cache.layers[0], LinearState) and isinstance(cache.layers[1], KeyValue)
-    assert [layer.key.shape[1] for layer in cache.layers[1:3]] == [3, 7]
+    assert [layer.key.shape[2] for layer in cache.layers[1:3]] == [3, 7]
     assert [slots.ring for slots in cache.slots] == [True, False]

@@ -64,13 +64,14 @@ class MultiHeadAttention(nn.Module):
             self.relative_values = self.param("relative_values", init, (rows, self.value_dim), dtype)
 
     def project_memory(self, memory: jax.Array, positions: jax.Array | None = None) -> KeyValue:
-        """Keys [B, S, K, D] and values [B, S, K, Dv] of memory [B, S, M], keys rotated to their positions."""
+        """Keys and values of memory [B, S, M], heads first, keys rotated to their positions."""
         batch, length = memory.shape[:2]
         key = self.key(memory).reshape(batch, length, self.num_kv_heads, self.head_dim)
         value = self.value(memory).reshape(batch, length, self.num_kv_heads, self.value_dim)
         if self.qk_norm_epsilon is not None:
             key = self.key_norm(key)
-        return KeyValue(key if self.rotary is None else self.rotary(key, positions), value)
+        key = key if self.rotary is None else self.rotary(key, positions)
+        return KeyValue(key.swapaxes(1, 2), value.swapaxes(1, 2))
 
     def __call__(self, x: jax.Array, memory: KeyValue | None = None, *, positions: Any = None,
                  key_positions: Any = None, mask: Any = None, bias: Any = None, key_mask: jax.Array | None = None,
@@ -100,7 +101,7 @@ class MultiHeadAttention(nn.Module):
         if self.rotary is not None:
             query = self.rotary(query, positions)
         fresh = self.project_memory(x, positions) if memory is None else memory
-        key, value, after = fresh.key, fresh.value, stored
+        key, value, after = fresh.key.swapaxes(1, 2), fresh.value.swapaxes(1, 2), stored
         if self.linear:
             heads, after = self.attend_linearly(query, key, value, key_mask, stored)
         else:
