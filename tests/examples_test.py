@@ -28,7 +28,7 @@ def test_every_example_is_tested():
 
 def test_op_in_plain_jax():
     losses = example("op_in_plain_jax").main()
-    assert np.mean(losses[-10:]) < 0.6 * losses[0]
+    assert losses[0] > 1 and np.mean(losses[-10:]) < 0.1
 
 
 def test_layer_in_flax():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import linen as nn
 
 from tfm.models import build
 
@@ -37,8 +38,6 @@ def test_the_sum_of_embedding_and_position_is_dropped_first(small):
             stack_input.append(np.asarray(arguments[0]))
         return next_function(*arguments, **keywords)
 
-    from flax import linen as nn
-
     ids = small.ids(0, (4, 8))
     with nn.intercept_methods(remember):
         build(config).apply({"params": params}, ids)
@@ -52,7 +51,7 @@ def test_the_sum_of_embedding_and_position_is_dropped_first(small):
 def test_layers_draw_different_masks(small):
     """Two layers with the same weights on the same input drop different entries."""
     config = small.config(encoder_layers=0, dropout_rate=0.5)
-    drawn = []
+    params, drawn = small.params(config), []
 
     def remember(next_function, arguments, keywords, context):
         y = next_function(*arguments, **keywords)
@@ -60,10 +59,8 @@ def test_layers_draw_different_masks(small):
             drawn.append(np.asarray(y) == 0)
         return y
 
-    from flax import linen as nn
-
     with nn.intercept_methods(remember):
-        build(config).apply({"params": small.params(config)}, small.ids(0, (2, 5)), deterministic=False,
+        build(config).apply({"params": params}, small.ids(0, (2, 5)), deterministic=False,
                             rngs={"dropout": jax.random.key(0)})
     assert len(drawn) == 5  # the embeddings, and two sub-layers in each of two layers
     agreement = [np.mean(a == b) for i, a in enumerate(drawn) for b in drawn[:i]]

@@ -12,7 +12,7 @@ from tfm.models import build
 
 POSITIONS = ("sinusoidal", "learned", "shaw", "t5", "rotary", "alibi", "none")
 PATTERN = (AttentionPattern("window", window=3), AttentionPattern())
-SOURCES, TARGETS = (4, 2), (3, 4)  # lengths of the two sentences
+SOURCES, TARGETS = (4, 2), (2, 4)  # lengths of the two sentences
 
 
 def padded(rows, side, length=5):

@@ -67,7 +67,7 @@ def test_a_tree_of_another_depth_is_refused(small):
         stack_layers(params, dataclasses.replace(config, encoder_layers=3))
     with pytest.raises(ValueError, match="2 decoder layers"):
         unstack_layers(stack_layers(params, config), dataclasses.replace(config, decoder_layers=1))
-    with pytest.raises(ValueError, match="encoder/layers"):
+    with pytest.raises(ValueError, match="no decoder/layers: they are not those of scan_layers"):
         unstack_layers(params, config)
 
 
