@@ -4,17 +4,23 @@ import jax
 import numpy as np
 import pytest
 
-from tfm.decoding import Beam, Greedy, Sample, Session, beam_search, greedy
+from tfm.decoding import Beam, DiverseBeam, Greedy, Sample, Session, beam_search, diverse_beam_search, greedy
 
 EOS = 2
 PROMPTS = np.array([[1, 3], [4, 4], [0, 8], [7, 5], [6, 6], [8, 1], [3, 0], [5, 2]])
 LIMITS = np.array([3, 24, 6, 10, 8, 2, 5, 24])
 
 
-def test_pieces_and_dropped_rows_change_nothing(toy, make_toy_step):
+@pytest.mark.parametrize("groups", [None, 2])
+def test_pieces_and_dropped_rows_change_nothing(toy, make_toy_step, groups):
     model = toy(vocab=9, seed=3)
-    whole = model.jit(beam_search, eos_id=EOS, beam_size=3, n_best=2, buffer_length=24)(PROMPTS, max_length=LIMITS)
-    search = Beam(eos_ids=(EOS,), beam_size=3, n_best=2)
+    if groups is None:
+        search = Beam(eos_ids=(EOS,), beam_size=3, n_best=2)
+        run = model.jit(beam_search, eos_id=EOS, beam_size=3, n_best=2, buffer_length=24)
+    else:
+        search = DiverseBeam(eos_ids=(EOS,), beam_size=2, n_best=2, groups=groups)
+        run = model.jit(diverse_beam_search, eos_id=EOS, beam_size=4, n_best=2, groups=groups, buffer_length=24)
+    whole = run(PROMPTS, max_length=LIMITS)
     session = Session(search, make_toy_step, model.arrays, None, model.cache(8), PROMPTS, max_length=LIMITS)
     sizes = [session.size]
     while not session.done.all():

@@ -1,7 +1,9 @@
 """Decoding over any step function: greedy search, sampling, beam search, scoring."""
 
 from tfm.decoding.beam import Beam, beam_search
+from tfm.decoding.diverse import DiverseBeam, diverse_beam_search
 from tfm.decoding.greedy import Greedy, greedy
+from tfm.decoding.lexical import lexical_beam_search
 from tfm.decoding.mbr import minimum_bayes_risk
 from tfm.decoding.sample import Sample, sample
 from tfm.decoding.score import score, token_log_probs, token_mask
@@ -12,6 +14,7 @@ from tfm.decoding.state import History, Hypotheses, Step, gather_beams, length_p
 __all__ = [
     "Accepted",
     "Beam",
+    "DiverseBeam",
     "Greedy",
     "History",
     "Hypotheses",
@@ -21,9 +24,11 @@ __all__ = [
     "Session",
     "Step",
     "beam_search",
+    "diverse_beam_search",
     "gather_beams",
     "greedy",
     "length_penalty",
+    "lexical_beam_search",
     "minimum_bayes_risk",
     "sample",
     "score",

@@ -25,6 +25,7 @@ from tfm.decoding.state import (
     check_prompt,
     eos_ids,
     gather_beams,
+    is_eos,
     last_logits,
     length_penalty,
     prefill,
@@ -69,7 +70,7 @@ class Beams:
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["cache", "seen", "live", "ended", "count", "limit", "done"],
+    data_fields=["cache", "seen", "live", "ended", "count", "limit", "done", "attended", "source_mask"],
     meta_fields=[],
 )
 @dataclass(frozen=True)
@@ -84,6 +85,8 @@ class BeamState:
         count: int32, number of tokens of the live ones.
         limit: [B] int32.
         done: [B] bool; what a row has found is frozen then.
+        attended: [B, K, S] float32, summed attention to the source; None without a coverage penalty.
+        source_mask: [B, S] bool, likewise.
     """
 
     cache: Cache
@@ -93,6 +96,8 @@ class BeamState:
     count: jax.Array
     limit: jax.Array
     done: jax.Array
+    attended: jax.Array | None = None
+    source_mask: jax.Array | None = None
 
 
 @dataclass(frozen=True)
@@ -107,10 +112,15 @@ class Beam:
     beam_size: int = 4
     n_best: int = 1
     reorder: Reorder = gather_beams
+    coverage: float = 0.0
 
     def __post_init__(self) -> None:
         if self.n_best < 1 or self.beam_size < self.n_best:
             raise ValueError(f"beam_size is {self.beam_size}, n_best {self.n_best}: expected beam_size >= n_best >= 1")
+        if self.coverage < 0:
+            raise ValueError(f"coverage is {self.coverage}: expected 0 or more")
+        if self.coverage and self.beam_size == 1:
+            raise ValueError(f"coverage is {self.coverage} and beam_size 1, which is greedy search: expected 2 or more")
 
     def start(
         self,
@@ -122,11 +132,13 @@ class Beam:
         buffer_length: int | None = None,
         seen: jax.Array | None = None,
         prefill_chunk: int | None = None,
+        source_mask: jax.Array | None = None,
     ) -> BeamState:
         """Feed the prompt once a row and choose the first beam."""
         prompt, known = check_prompt(prompt, seen)
         limit, length = row_limits(max_length, buffer_length, prompt.shape[0])
-        logits, cache = prefill(step, cache, prompt, prefill_chunk)
+        logits, cache, *rest = prefill(step, cache, prompt, prefill_chunk)
+        weights = self._weights(rest, source_mask)
         state = BeamState(
             cache=tile(cache, self.beam_size),
             seen=known,
@@ -135,16 +147,18 @@ class Beam:
             count=jnp.int32(0),
             limit=limit,
             done=limit < 1,
+            attended=None if weights is None else jnp.zeros((len(prompt), 1, weights.shape[-1])),
+            source_mask=None if weights is None else source_mask,
         )
-        return self._grow(state, last_logits(logits))[0]
+        return self._grow(state, last_logits(logits), weights)[0]
 
     def advance(self, step: Step, state: BeamState, until: jax.typing.ArrayLike) -> BeamState:
         """Go on until the live hypotheses have `until` tokens or every row is done."""
 
         def body(state: BeamState) -> BeamState:
             token = lax.dynamic_slice_in_dim(state.live.ids, state.count - 1, 1, axis=2).reshape(-1, 1)
-            logits, cache = step(jnp.where(token < 0, self.pad_id, token), state.cache)
-            state, parents = self._grow(state, last_logits(logits))
+            logits, cache, *rest = step(jnp.where(token < 0, self.pad_id, token), state.cache)
+            state, parents = self._grow(state, last_logits(logits), self._weights(rest, state.source_mask))
             return replace(state, cache=self.reorder(cache, parents))
 
         return lax.while_loop(lambda s: (s.count < until) & ~jnp.all(s.done), body, state)
@@ -181,69 +195,119 @@ class Beam:
         state = self.start(step, cache, prompt, **options)  # type: ignore[arg-type]
         return self.result(self.advance(step, state, state.live.ids.shape[-1]))
 
-    def _grow(self, state: BeamState, logits: jax.Array) -> tuple[BeamState, jax.Array]:
+    def _weights(self, rest: list[jax.Array], source_mask: jax.Array | None) -> jax.Array | None:
+        """The attention weights [N, S] that a step returned, where the coverage penalty needs them."""
+        if not self.coverage:
+            return None
+        if not rest or source_mask is None:
+            raise ValueError(
+                f"coverage is {self.coverage}: it needs source_mask, and a step that returns (logits, cache, "
+                "attention weights [N, S])"
+            )
+        return rest[0].astype(jnp.float32)
+
+    def _grow(self, state: BeamState, logits: jax.Array, weights: jax.Array | None) -> tuple[BeamState, jax.Array]:
         """One more token for each live hypothesis; logits [B * J, V]. Also the parents [B, K] among the J."""
         batch, width = state.live.scores.shape
         log_z = select.log_sum_exp(logits)
         changed = adjusted(logits, self.reweight, (), partial(_history, state))
         changed_z = select.log_sum_exp(changed) if self.reweight else log_z
         allowed = adjusted(changed, (), self.allow, partial(_history, state))
+        if weights is not None and state.attended is not None:
+            state = replace(state, attended=state.attended + weights.reshape(batch, width, -1))
 
-        def own(ids: jax.Array) -> jax.Array:  # the model's log-probabilities of ids [B * J, C]
-            return (jnp.take_along_axis(logits, ids, axis=1) - log_z[:, None]).reshape(batch, width, -1)
+        def own(beams: jax.Array, tokens: jax.Array) -> jax.Array:  # the model's log-probabilities; all [B, C]
+            places = beams * logits.shape[-1] + tokens
+            chosen = jnp.take_along_axis(logits.reshape(batch, -1), places, axis=1)
+            return chosen - jnp.take_along_axis(log_z.reshape(batch, -1), beams, axis=1)
 
-        def ranked(values: jax.Array) -> jax.Array:  # sums to rank by, from values [B * J, C] of `allowed`
-            gain = jnp.minimum(values - changed_z[:, None], 0.0)
-            return state.live.scores[..., None] + gain.reshape(batch, width, -1)
-
-        eos = jnp.broadcast_to(jnp.array(self.eos_ids, jnp.int32), (len(logits), len(self.eos_ids)))
-        ended = self._end(state, eos, ranked(jnp.take_along_axis(allowed, eos, axis=1)), own(eos))
-        values, ids = self._continuations(allowed)
-        live, parents = self._continue(state, ids, ranked(values), own(ids))
+        ended = self._end(state, allowed, changed_z, own)
+        tokens, parents, sums = self._continue(state, allowed, changed_z)
+        live = state.live.take(parents, sums).append(tokens, own(parents, tokens), state.count)
         count = state.count + 1
         # The best a live hypothesis can reach: its sum over the penalty of the limit (of the next length if alpha < 0).
         largest = jnp.maximum(length_penalty(state.limit, self.alpha), length_penalty(count + 1, self.alpha))
-        enough = ended.scores[:, -1] >= live.scores[:, 0] / largest
+        enough = ended.scores[:, -1] >= jnp.max(live.scores, axis=-1) / largest
         new = replace(
             state,
-            live=_where(state.done, state.live, live) if width == self.beam_size else live,
+            live=_where(state.done, state.live, live) if width == live.scores.shape[1] else live,
             ended=_where(state.done, state.ended, ended),
+            attended=jax.tree.map(lambda x: jnp.take_along_axis(x, parents[..., None], axis=1), state.attended),
             count=count,
-            done=state.done | enough | (count >= state.limit),
+            done=state.done | self._settled(enough) | (count >= state.limit),
         )
         return new, parents
 
-    def _continuations(self, scores: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Of each row of scores [N, V] the best tokens that do not end it: values and ids [N, C]."""
-        size = min(self.beam_size + len(self.eos_ids), scores.shape[-1])
-        values, ids = select.top_k(scores, size)
-        for eos in self.eos_ids:
-            values = jnp.where(ids == eos, -jnp.inf, values)
-        return values, ids
+    def _settled(self, enough: jax.Array) -> jax.Array:
+        """The rows [B] that may stop, given those whose results cannot change any more."""
+        return enough
 
     def _continue(
-        self, state: BeamState, ids: jax.Array, scores: jax.Array, log_probs: jax.Array
-    ) -> tuple[Beams, jax.Array]:
-        """The next beam from candidates: ids [B * J, C], scores and log_probs [B, J, C]."""
-        batch, width, size = scores.shape
-        short = max(0, self.beam_size - width * size)
-        flat = jnp.pad(scores.reshape(batch, -1), ((0, 0), (0, short)), constant_values=-jnp.inf)
-        best, place = lax.top_k(flat, self.beam_size)
-        place = jnp.minimum(place, width * size - 1)
-        parents = place // size
-        tokens, log_probs = (jnp.take_along_axis(x.reshape(batch, -1), place, axis=1) for x in (ids, log_probs))
-        return state.live.take(parents, best).append(tokens, log_probs, state.count), parents
+        self, state: BeamState, scores: jax.Array, log_z: jax.Array
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """The next beam: tokens, parents and sums [B, K] from the scores [B * J, V] of what is allowed."""
+        return best_continuations(state.live.scores, *self._candidates(scores, log_z), self.beam_size)
 
-    def _end(self, state: BeamState, eos: jax.Array, scores: jax.Array, log_probs: jax.Array) -> Beams:
-        """The n best finished hypotheses with the new endings: eos [B * J, E], scores and log_probs [B, J, E]."""
+    def _candidates(self, scores: jax.Array, log_z: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Of each row of scores [N, V] the best tokens that do not end it: ids and log-probabilities [N, C]."""
+        size = min(self.beam_size + len(self.eos_ids), scores.shape[-1])
+        values, ids = select.top_k(scores, size)
+        values = jnp.where(is_eos(ids, self.eos_ids), -jnp.inf, values)
+        return ids, jnp.minimum(values - log_z[:, None], 0.0)
+
+    def _end(
+        self,
+        state: BeamState,
+        scores: jax.Array,
+        log_z: jax.Array,
+        own: Callable[[jax.Array, jax.Array], jax.Array],
+    ) -> Beams:
+        """The n best finished hypotheses, with every live one ending now in each possible way."""
         if not self.eos_ids:
             return state.ended
-        batch, width, size = scores.shape
-        scores = scores / length_penalty(state.count + 1, self.alpha)
-        hypotheses = jnp.broadcast_to(jnp.repeat(jnp.arange(width), size), (batch, width * size))
-        ended = state.live.take(hypotheses, scores.reshape(batch, -1))
-        ended = ended.append(eos.reshape(batch, -1), log_probs.reshape(batch, -1), state.count)
+        (batch, width), ends = state.live.scores.shape, len(self.eos_ids)
+        beams = jnp.broadcast_to(jnp.repeat(jnp.arange(width), ends), (batch, width * ends))
+        tokens = jnp.broadcast_to(jnp.tile(jnp.array(self.eos_ids, jnp.int32), width), beams.shape)
+        gains = jnp.minimum(scores[:, jnp.array(self.eos_ids)] - log_z[:, None], 0.0)
+        sums = (state.live.scores[..., None] + gains.reshape(batch, width, ends)).reshape(batch, -1)
+        scores = sums / length_penalty(state.count + 1, self.alpha)
+        if state.attended is not None and state.source_mask is not None:
+            scores += jnp.repeat(self.coverage * coverage_penalty(state.attended, state.source_mask), ends, axis=1)
+        ended = state.live.take(beams, scores).append(tokens, own(beams, tokens), state.count)
         return state.ended.best(self.n_best, ended)
+
+
+def best_continuations(
+    live: jax.Array, ids: jax.Array, log_probs: jax.Array, size: int
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The `size` candidates with the largest sums: live [B, J], ids and log_probs [B * J, C] -> three times [B, size].
+
+    Returns:
+        Tokens, the numbers of their hypotheses, and the sums, -inf where there are fewer candidates.
+    """
+    batch, width = live.shape
+    sums = (live[..., None] + log_probs.reshape(batch, width, -1)).reshape(batch, -1)
+    ids = ids.reshape(batch, -1)
+    short = max(0, size - sums.shape[1])
+    best, place = lax.top_k(jnp.pad(sums, ((0, 0), (0, short)), constant_values=-jnp.inf), size)
+    place = jnp.minimum(place, sums.shape[1] - 1)
+    return jnp.take_along_axis(ids, place, axis=1), place // log_probs.shape[-1], best
+
+
+def coverage_penalty(attended: jax.Array, mask: jax.Array) -> jax.Array:
+    """sum_i log(min(sum_j p_ij, 1)): how much of the source the translation has attended to, at best 0.
+
+    Args:
+        attended: [B, K, S] float32, attention that each source token got, summed over the target.
+        mask: [B, S] bool, True on real source tokens.
+
+    Returns:
+        [B, K] float32.
+
+    Reference: Wu et al., 2016, "Google's Neural Machine Translation System", equation 14.
+    """
+    covered = jnp.log(jnp.clip(attended, jnp.finfo(jnp.float32).tiny, 1.0))
+    return jnp.sum(jnp.where(mask[:, None], covered, 0.0), axis=-1)
 
 
 def _empty(scores: jax.Array, length: int) -> Beams:
@@ -282,6 +346,8 @@ def beam_search(
     reweight: Sequence[Reweight] = (),
     allow: Sequence[Allow] = (),
     reorder: Reorder = gather_beams,
+    coverage: float = 0.0,
+    source_mask: jax.Array | None = None,
 ) -> Hypotheses:
     """Search the n hypotheses Y with the largest log p(Y) / length_penalty(|Y|), keeping beam_size beginnings.
 
@@ -301,6 +367,9 @@ def beam_search(
         allow: as in `greedy`; what is not allowed is left out, the scores of the rest stay the model's.
         reorder: (cache [B * K, ...], parents [B, K]) -> cache in which beam k of row b goes on from its beam
             parents[b, k]. By default every leaf is gathered.
+        coverage: weight of the coverage penalty that is added to the scores of finished hypotheses. Above 0 it needs a
+            step that returns (logits, cache, attention weights [N, S] of the last position), and source_mask.
+        source_mask: [B, S] bool, True on real source tokens.
 
     Returns:
         Hypotheses, which unpack as ids [B, n_best, L], scores [B, n_best], finished [B, n_best]: all distinct, finished
@@ -322,8 +391,8 @@ def beam_search(
     """
     options = dict(max_length=max_length, buffer_length=buffer_length, seen=seen, prefill_chunk=prefill_chunk)
     ends, reweight, allow = eos_ids(eos_id), tuple(reweight), tuple(allow)
-    search = Beam(ends, pad_id, alpha, reweight, allow, beam_size, n_best, reorder)
+    search = Beam(ends, pad_id, alpha, reweight, allow, beam_size, n_best, reorder, coverage)
     if beam_size > 1:
-        return search.run(step, cache, prompt, **options)
+        return search.run(step, cache, prompt, source_mask=source_mask, **options)
     found = Greedy(ends, pad_id, alpha, reweight, allow).run(step, cache, prompt, **options)
     return jax.tree.map(lambda x: x[:, None], found)

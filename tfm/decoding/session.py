@@ -112,7 +112,7 @@ class Session:
         self._state = _start(search, make_step, static, fixed, rows, cache, prompt, arrays)
         self._numbers = np.arange(len(prompt))  # which row of the result each row of the state is
         self._left: Hypotheses | None = None  # results at the last compaction, of the rows that left
-        self.done = np.array(self._state.done)
+        self.done = self._rows_done()
 
     @property
     def size(self) -> int:
@@ -123,12 +123,13 @@ class Session:
         """At most `steps` more tokens in every row that is not done."""
         until = jnp.minimum(self._state.count + steps, self.length)
         self._state = _advance(self._search, self._make_step, self._fixed, self._rows, self._state, until)
-        self.done[self._numbers] = np.asarray(self._state.done)
+        self.done[self._numbers] = self._rows_done()
 
     def stop(self, rows: np.ndarray) -> None:
         """Decode the rows marked in [B] bool no further; what they have so far stays."""
         self.done = self.done | rows
-        self._state = replace(self._state, done=jnp.asarray(self.done[self._numbers]))
+        done = np.repeat(self.done[self._numbers], len(self._state.done) // self.size)
+        self._state = replace(self._state, done=jnp.asarray(done))
 
     def compact(self, sizes: Sequence[int]) -> None:
         """Let done rows leave if the rest fits one of `sizes` smaller than the batch is now."""
@@ -141,6 +142,10 @@ class Session:
         kept = np.concatenate([alive, fill])
         self._state, self._rows = _keep(self._search, self._state, self._rows, jnp.asarray(kept))
         self._numbers = self._numbers[kept]
+
+    def _rows_done(self) -> np.ndarray:
+        """Which rows of the state are done: those of which all groups are, where a search has groups."""
+        return np.asarray(self._state.done).reshape(self.size, -1).all(axis=1)
 
     def result(self) -> Hypotheses:
         """What was found so far for all B rows, as NumPy arrays."""
