@@ -1,4 +1,4 @@
-"""Shared settings of the tests: a persistent compilation cache, and hypothesis without time limits."""
+"""Shared settings and fixtures: a persistent compilation cache, hypothesis without time limits, one tiny trained run."""
 
 from __future__ import annotations
 
@@ -10,6 +10,30 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.path.join(tempfile.gettemp
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 
 import hypothesis
+import pytest
 
 hypothesis.settings.register_profile("tfm", deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.load_profile("tfm")
+
+TINY_CONFIG = """
+from tfm import Config, DataConfig, ModelConfig, OptimizerConfig, TrainConfig
+
+def get_config():
+    return Config(
+        ModelConfig(vocab_size=1, d_model=16, d_ff=32, num_heads=2, encoder_layers=1, decoder_layers=1),
+        DataConfig(generated_size=300, max_length=100, tokens_per_batch=400, buckets=1, tokenizer="byte",
+                   too_long="cut"),
+        OptimizerConfig(warmup_steps=10),
+        TrainConfig(steps=3, eval_every=3, checkpoint_every=1, log_every=1, eval_sentences=2, samples=1))
+"""
+
+
+@pytest.fixture(scope="session")
+def tiny_run(tmp_path_factory):
+    """The run folder of a translator after three steps: it knows nothing, but all of its files are there."""
+    from tfm.cli.train import main
+
+    folder = tmp_path_factory.mktemp("tiny")
+    (folder / "tiny.py").write_text(TINY_CONFIG)
+    assert main([str(folder / "tiny.py"), "--workdir", str(folder / "run")]) == 0
+    return folder / "run"

@@ -1,0 +1,92 @@
+"""A run folder as a Bundle: texts in, texts out, and one clear error for each mistake."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+import tfm
+from tfm.bundle import Bundle
+
+
+@pytest.fixture(scope="module")
+def bundle(tiny_run) -> Bundle:
+    return tfm.load(tiny_run)
+
+
+def test_a_bundle_holds_config_params_and_tokenizer(bundle):
+    assert bundle.config.model.vocab_size == bundle.tokenizer.vocab_size
+    assert bundle.params["token_embedding"]["table"].shape == (bundle.model.vocab_size, 16)
+    assert bundle.source_ids("ab") == [*bundle.tokenizer.encode("ab"), bundle.tokenizer.eos_id]
+
+
+def test_texts_keep_their_order_and_blank_ones_stay_blank(bundle):
+    texts = ["one", "", "two", " "]
+    written = bundle.translate(texts, max_length=5)
+    assert len(written) == 4
+    assert written[1] == written[3] == ""
+    assert bundle.translate(texts[::-1], max_length=5) == written[::-1]
+    many = bundle.translate(["one"], max_length=5, n_best=2, beam_size=3)
+    assert len(many[0]) == 2
+    assert len(set(many[0])) == 2
+
+
+def test_generate_ids_leaves_the_end_off_and_keeps_its_limit(bundle):
+    row = bundle.source_ids("abc")
+    (plain,) = bundle.generate_ids([row], max_length=4)
+    assert len(plain) <= 4
+    assert bundle.tokenizer.eos_id not in plain
+    first = plain[0]
+    assert bundle.generate_ids([row], max_length=4, eos_id=first) == [[]]
+    assert len(bundle.generate_ids([row], beam_size=2, n_best=2, max_length=3)[0]) == 2
+
+
+def test_scores_are_sums_of_token_scores(bundle):
+    sources, targets = ["a b", "c"], ["d", "e f"]
+    tokens = bundle.token_scores(sources, targets)
+    assert [len(row) for row in tokens] == [2, 4]
+    np.testing.assert_allclose(bundle.score(sources, targets), [sum(row) for row in tokens], rtol=1e-6)
+
+
+def test_rules_hold(bundle):
+    (text,) = bundle.generate(["abc"], prefix="Kind", max_length=8)
+    assert text.startswith("Kind")
+    assert bundle.generate(["abc"], prefix="Kind", max_length=8, stop=["nd"]) == ["Ki"]
+    first = bundle.generate_ids([bundle.source_ids("abc")], max_length=3)[0][0]
+    assert first not in bundle.generate_ids([bundle.source_ids("abc")], max_length=3, suppress=[first])[0]
+
+
+def test_a_stream_is_the_text_in_pieces(bundle):
+    assert "".join(bundle.stream("abc", prefix="Zoë grüßt", max_length=16)) == bundle.generate(
+        ["abc"], prefix="Zoë grüßt", max_length=16)[0]
+
+
+def test_a_checkpoint_can_be_chosen_and_averaged(tiny_run, bundle):
+    last, mean = tfm.load(tiny_run, checkpoint=3), tfm.load(tiny_run, average=3)
+    tables = [tfm.load(tiny_run, checkpoint=step).params["token_embedding"]["table"] for step in (1, 2, 3)]
+    np.testing.assert_array_equal(last.params["token_embedding"]["table"], bundle.params["token_embedding"]["table"])
+    np.testing.assert_allclose(mean.params["token_embedding"]["table"], np.mean(np.float64(tables), 0), atol=1e-7)
+
+
+def test_mistakes_get_a_message_that_says_what_would_be_right(tiny_run, bundle, tmp_path):
+    with pytest.raises(ValueError, match="put .* around it"):
+        bundle.translate("one text")
+    with pytest.raises(ValueError, match="did you mean beam_size"):
+        bundle.generate(["a"], beam_sise=3)
+    with pytest.raises(ValueError, match="targets is 1, but there are 2 sources"):
+        bundle.score(["a", "b"], ["c"])
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        tfm.load(tmp_path / "nothing")
+    with pytest.raises(ValueError, match="neither a run folder"):
+        tfm.load(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"no checkpoint of step 7.*1, 2, 3"):
+        tfm.load(tiny_run, checkpoint=7)
+    with pytest.raises(ValueError, match="average is 9.*only 3 checkpoints"):
+        tfm.load(tiny_run, average=9)
+
+
+def test_a_run_without_its_tokenizer_says_so(tiny_run, tmp_path):
+    shutil.copytree(tiny_run, tmp_path / "run")
+    (tmp_path / "run" / "tokenizer.model").unlink()
+    with pytest.raises(FileNotFoundError, match=r"tokenizer\.model does not exist"):
+        tfm.load(tmp_path / "run")

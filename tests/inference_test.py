@@ -1,0 +1,151 @@
+"""Ragged rows through compiled decoding: the same result in any company, few programs, scores that add up."""
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+from tfm import inference
+from tfm.config import ModelConfig
+from tfm.inference import Search, bucket, embed, generate, score_pairs, stream
+from tfm.models import build, init_params
+
+EOS, START = 2, 1
+TRANSLATOR = ModelConfig(vocab_size=31, d_model=16, d_ff=32, num_heads=2, encoder_layers=1, decoder_layers=1)
+WRITER = replace(TRANSLATOR, encoder_layers=0, position="rotary")
+
+
+def sharp_params(config):
+    """Initial parameters, scaled up so that the distributions are far from uniform."""
+    return jax.tree.map(lambda x: 2.5 * x, init_params(config, jax.random.key(1)))
+
+
+@pytest.fixture(scope="module")
+def rows():
+    random = np.random.default_rng(0)
+    return [random.integers(3, 31, n).tolist() for n in (3, 9, 5, 1)]
+
+
+def run(config, rows, search, **options):
+    limits = [len(row) + 6 for row in rows]
+    return generate(config, sharp_params(config), rows, search, limits=limits, start_id=START, **options)
+
+
+def ids(results):
+    return [[h.ids for h in row] for row in results]
+
+
+def log_softmax64(logits):
+    logits = np.asarray(logits, np.float64)
+    shifted = logits - logits.max(-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+
+
+def forced(config, row, target):
+    """log p of target by one uncached pass over this row alone, softmax in float64 NumPy."""
+    module, variables = build(config), {"params": sharp_params(config)}
+    if config.is_encoder_decoder:
+        logits = module.apply(variables, np.array([row]), np.array([[START, *target[:-1]]]))[0]
+    else:
+        logits = module.apply(variables, np.array([row + target[:-1]]))[0][len(row) - 1 :]
+    return log_softmax64(logits)[np.arange(len(target)), target]
+
+
+@pytest.mark.parametrize("config", [TRANSLATOR, WRITER], ids=["translator", "writer"])
+@pytest.mark.parametrize("beam_size", [1, 3])
+def test_a_row_gives_the_same_alone_in_any_batch_and_in_any_order(config, beam_size, rows):
+    search = Search(beam_size=beam_size, n_best=min(2, beam_size), eos_ids=(EOS,))
+    together = run(config, rows, search)
+    order = [3, 0, 2, 1]
+    shuffled = run(config, [rows[i] for i in order], search, batch_size=2)
+    assert ids(shuffled) == [ids(together)[i] for i in order]
+    assert ids(run(config, rows[1:2], search)) == ids(together)[1:2]
+
+
+@pytest.mark.parametrize("config", [TRANSLATOR, WRITER], ids=["translator", "writer"])
+@pytest.mark.parametrize("beam_size", [1, 3])
+def test_scores_are_those_of_teacher_forcing_in_float64(config, beam_size, rows):
+    search = Search(beam_size=beam_size, n_best=min(2, beam_size), eos_ids=(EOS,))
+    for row, (best, *_) in zip(rows, run(config, rows, search), strict=True):
+        target = best.ids + [EOS] * best.finished
+        expected = forced(config, row, target)
+        np.testing.assert_allclose(best.log_probs, expected, atol=1e-4)
+        assert best.score == pytest.approx(expected.sum() / ((5 + len(target)) / 6) ** 0.6, abs=1e-4)
+        assert len(target) <= len(row) + 6
+        (scored,) = score_pairs(config, sharp_params(config), [row], [target], start_id=START)
+        np.testing.assert_allclose(scored, expected, atol=1e-4)
+
+
+def test_greedy_takes_the_most_probable_token_each_time(rows):
+    (best,) = run(WRITER, rows, Search(eos_ids=(EOS,)))[0]
+    module, variables = build(WRITER), {"params": sharp_params(WRITER)}
+    logits = module.apply(variables, np.array([rows[0] + best.ids]))[0, len(rows[0]) - 1 : -1]
+    assert best.ids == np.argmax(logits, axis=-1).tolist()
+
+
+def test_prompt_lookup_and_streams_write_what_greedy_search_writes(rows):
+    search = Search(eos_ids=(EOS,))
+    plain = run(WRITER, rows, search)
+    assert ids(run(WRITER, rows, replace(search, lookup=3))) == ids(plain)
+    pieces = list(stream(WRITER, sharp_params(WRITER), rows[0], search, limit=len(rows[0]) + 6, start_id=START))
+    assert pieces[-1].ids == plain[0][0].ids
+    assert all(later.ids[: len(piece.ids)] == piece.ids for piece, later in zip(pieces, pieces[1:], strict=False))
+
+
+def test_sampling_repeats_with_its_seed_and_does_not_depend_on_the_batch(rows):
+    search = Search(temperature=1.0, eos_ids=(EOS,))
+    first = ids(run(TRANSLATOR, rows, search, seed=3))
+    assert ids(run(TRANSLATOR, rows[:2], search, seed=3)) == first[:2]
+    assert ids(run(TRANSLATOR, rows, search, seed=4)) != first
+
+
+def test_two_hundred_lengths_compile_a_few_programs():
+    lengths = range(1, 201)
+    buckets = {bucket(n) for n in lengths}
+    assert len(buckets) == 10
+    assert all(bucket(n) >= n for n in lengths)
+    before = inference._score_tokens._cache_size()
+    config = replace(WRITER, d_model=8, d_ff=8)
+    params = init_params(config, jax.random.key(0))
+    for n in lengths:
+        score_pairs(config, params, [[3]], [[3] * n], start_id=START)
+    assert inference._score_tokens._cache_size() - before <= 10
+
+
+def test_embeddings_do_not_depend_on_neighbours_and_have_length_one(rows):
+    config = replace(TRANSLATOR, decoder_layers=0, encoder_layers=1)
+    params = init_params(config, jax.random.key(0))
+    together = embed(config, params, rows)
+    np.testing.assert_allclose(np.linalg.norm(together, axis=1), 1.0, atol=1e-6)
+    np.testing.assert_allclose(embed(config, params, rows[3:4])[0], together[3], atol=1e-5)
+    hidden = np.asarray(build(config).apply({"params": params}, np.array([rows[0]]))[0], np.float64).mean(0)
+    np.testing.assert_allclose(together[0], hidden / np.linalg.norm(hidden), atol=1e-5)
+
+
+def test_a_learned_position_table_bounds_prompt_and_output():
+    config = replace(WRITER, position="learned", max_positions=10)
+    (best,) = generate(config, init_params(config, jax.random.key(0)), [[3] * 7], Search(), limits=[50],
+                       start_id=START)[0]
+    assert len(best.ids) == 3
+    assert all(np.isfinite(best.log_probs))
+    with pytest.raises(ValueError, match=r"length of row 0 is 11.*10 positions"):
+        generate(config, {}, [[3] * 11], Search(), limits=[1], start_id=START)
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({"temperature": 1.0, "beam_size": 2}, "temperature is 1.0.*beam_size=2"),
+    ({"top_k": 5}, "top_k.*temperature above 0"),
+    ({"n_best": 2}, "n_best is 2.*beam_size=1"),
+    ({"lookup": 2, "beam_size": 4}, "lookup is 2.*beam_size=4"),
+    ({"temperature": -1.0}, "temperature is -1.0"),
+])
+def test_options_that_cannot_work_together_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        Search(**options)
+
+
+@pytest.mark.parametrize(("rows", "message"), [([[]], "row 0"), ([[3], [31]], r"row 1.*\[0, 31\)"), ([[-1]], "row 0")])
+def test_rows_that_no_model_can_read_are_refused(rows, message):
+    with pytest.raises(ValueError, match=message):
+        run(WRITER, rows, Search())
