@@ -53,6 +53,12 @@ class GenerationOptions:
     """What every output begins with."""
     stop: tuple[str, ...] = ()
     """Texts that end an output; they are left off."""
+    groups: int = 1
+    """Groups of beams that are made to differ; beam_size and n_best must be multiples of it."""
+    diversity: float = 0.5
+    """Strength with which groups differ."""
+    phrases: tuple[str, ...] = ()
+    """Texts that every output must hold; needs beam_size above 1."""
     lookup: int = 0
     """Speculative decoding: tokens a round guessed from what the text repeats; the output stays the same. 0: none."""
     cache_dtype: Literal["float32", "bfloat16", "int8"] | None = None
@@ -101,6 +107,8 @@ class GenerationOptions:
             alpha=0.0 if self.alpha is None else self.alpha, n_best=self.n_best, temperature=self.temperature,
             top_k=self.top_k, top_p=self.top_p, min_p=self.min_p, typical_p=self.typical_p, eos_ids=eos_ids,
             pad_id=pad_id, reweight=(*reweight, *self._reweight()), allow=(*allow, *self._allow(eos_ids, encode)),
+            groups=self.groups, diversity=self.diversity,
+            phrases=() if encode is None else tuple(tuple(encode(phrase)) for phrase in self.phrases),
             cache_dtype=self.cache_dtype, lookup=self.lookup)
 
     def _reweight(self) -> list[Any]:

@@ -29,6 +29,8 @@ from tfm.decoding import (
     speculate,
     token_log_probs,
 )
+from tfm.decoding.diverse import diverse_beam_search
+from tfm.decoding.lexical import lexical_beam_search
 from tfm.models import build
 from tfm.models.stepper import make_step, own_part, start_generation, start_translation
 from tfm.nn.cache import rewind
@@ -58,6 +60,12 @@ class Search:
     """Rules of `tfm.decoding.logits` that say which tokens may come next."""
     cache_dtype: str | None = None
     """Type of stored keys and values; None: the model's."""
+    groups: int = 1
+    """Groups of beams that are made to differ (Vijayakumar et al., 2018)."""
+    diversity: float = 0.5
+    """Strength with which they are."""
+    phrases: tuple[tuple[int, ...], ...] = ()
+    """Sequences of ids that every hypothesis must hold."""
     lookup: int = 0
     """Tokens drafted a round from the text so far (speculative decoding by prompt lookup); 0: none."""
 
@@ -67,6 +75,11 @@ class Search:
                 f"sampling does not go together with beam_size={self.beam_size}: set one of the two")
         require(self.lookup == 0 or self.beam_size == 1, "lookup", self.lookup,
                 f"speculative decoding does not go together with beam_size={self.beam_size}")
+        for name in ("groups", "n_best"):
+            require(self.groups == 1 or self.beam_size % self.groups == self.n_best % self.groups == 0, name,
+                    getattr(self, name), f"beam_size={self.beam_size} and n_best must be multiples of groups")
+        require(not self.phrases or (self.beam_size > 1 and self.groups == 1), "phrases", self.phrases,
+                "required phrases need beam_size above 1 and groups=1")
         cuts = [name for name in ("top_k", "top_p", "min_p", "typical_p") if getattr(self, name) is not None]
         require(not cuts or self.temperature > 0.0, ", ".join(cuts), tuple(getattr(self, name) for name in cuts),
                 "it needs sampling: set temperature above 0")
@@ -171,20 +184,34 @@ def _search(config: ModelConfig, search: Search, buffer: int, start_id: int, par
             mask: jax.Array, limit: jax.Array, keys: jax.Array) -> Hypotheses:
     shared, cache, prompt = _start(config, buffer + 1 + search.lookup, start_id, search.cache_dtype, params, ids, mask)
     step = make_step(config, params, shared)
-    common: dict[str, Any] = {"max_length": limit, "buffer_length": buffer, "eos_id": search.eos_ids, "pad_id": search.pad_id,
-              "alpha": search.alpha, "reweight": search.reweight, "allow": search.allow,
-              "seen": None if config.is_encoder_decoder else jnp.where(mask, ids, -1)}
+    common: dict[str, Any] = {
+        "max_length": limit, "buffer_length": buffer, "eos_id": search.eos_ids, "pad_id": search.pad_id,
+        "alpha": search.alpha, "reweight": search.reweight, "allow": search.allow,
+        "seen": None if config.is_encoder_decoder else jnp.where(mask, ids, -1)}
     if search.lookup:
         found, _ = speculate(step, cache, prompt, draft=PromptLookup(), rewind=rewind, draft_length=search.lookup,
                              key=keys, temperature=search.temperature, top_k=search.top_k, top_p=search.top_p,
                              min_p=search.min_p, typical_p=search.typical_p, **common)
         return found
+    if search.groups > 1:
+        return diverse_beam_search(step, cache, prompt, beam_size=search.beam_size, n_best=search.n_best,
+                                   groups=search.groups, diversity=search.diversity, **common)
+    if search.phrases:
+        return lexical_beam_search(step, cache, prompt, beam_size=search.beam_size, n_best=search.n_best,
+                                   phrases=_phrases(search, ids.shape[0]), **common)
     if search.beam_size > 1:
         return beam_search(step, cache, prompt, beam_size=search.beam_size, n_best=search.n_best, **common)
     if search.temperature > 0.0:
         return sample(step, cache, prompt, key=keys, temperature=search.temperature, top_k=search.top_k,
                       top_p=search.top_p, min_p=search.min_p, typical_p=search.typical_p, **common)
     return greedy(step, cache, prompt, **common)
+
+
+def _phrases(search: Search, batch: int) -> jax.Array:
+    """[B, C, W] int32, -1 behind the end of shorter ones."""
+    width = max(map(len, search.phrases))
+    padded = [[*phrase, *[-1] * (width - len(phrase))] for phrase in search.phrases]
+    return jnp.broadcast_to(jnp.array(padded, jnp.int32), (batch, len(padded), width))
 
 
 def _results(found: Hypotheses, place: int, search: Search) -> list[Result]:
