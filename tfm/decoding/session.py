@@ -145,7 +145,7 @@ class Session:
 
     def _rows_done(self) -> np.ndarray:
         """Which rows of the state are done: those of which all groups are, where a search has groups."""
-        return np.asarray(self._state.done).reshape(self.size, -1).all(axis=1)
+        return np.all(np.asarray(self._state.done).reshape(self.size, -1), axis=1)
 
     def result(self) -> Hypotheses:
         """What was found so far for all B rows, as NumPy arrays."""
