@@ -39,17 +39,34 @@ def fit(loss: Loss, params: Any, draw: Callable[[jax.Array], Batch], *, steps: i
         >>> round(float(params), 2), len(losses)
         (2.0, 200)
     """
-    return _fit(loss, params, draw, steps, jax.random.key(seed), optimizer(learning_rate))
+    return fit_average(loss, params, draw, steps=steps, average_from=steps, seed=seed, learning_rate=learning_rate,
+                       optimizer=optimizer)[::2]
 
 
-@partial(jax.jit, static_argnums=(0, 2, 3, 5))
-def _fit(loss: Loss, params: Any, draw: Callable[[jax.Array], Batch], steps: int, key: jax.Array,
-         optimizer: optax.GradientTransformation) -> tuple[Any, jax.Array]:
-    def step(carry: tuple[Any, Any], number: jax.Array) -> tuple[tuple[Any, Any], jax.Array]:
-        params, state = carry
+def fit_average(loss: Loss, params: Any, draw: Callable[[jax.Array], Batch], *, steps: int, average_from: int,
+                seed: int = 0, learning_rate: float | optax.Schedule = 1e-3,
+                optimizer: Callable[[Any], optax.GradientTransformation] = optax.adam) -> tuple[Any, Any, jax.Array]:
+    """`fit`, and the mean of the parameters after the updates from number `average_from` on.
+
+    Returns:
+        (last params, mean params, losses [steps]); zeros as the mean where `average_from` is not below `steps`.
+    """
+    return _fit(loss, params, draw, steps, average_from, jax.random.key(seed), optimizer(learning_rate))
+
+
+@partial(jax.jit, static_argnums=(0, 2, 3, 4, 6))
+def _fit(loss: Loss, params: Any, draw: Callable[[jax.Array], Batch], steps: int, average_from: int, key: jax.Array,
+         optimizer: optax.GradientTransformation) -> tuple[Any, Any, jax.Array]:
+    count = max(steps - average_from, 1)
+
+    def step(carry: tuple[Any, Any, Any], number: jax.Array) -> tuple[tuple[Any, Any, Any], jax.Array]:
+        params, state, mean = carry
         value, gradient = jax.value_and_grad(loss)(params, draw(jax.random.fold_in(key, number)))
         updates, state = optimizer.update(gradient, state, params)
-        return (optax.apply_updates(params, updates), state), value
+        params = optax.apply_updates(params, updates)
+        mean = jax.tree.map(lambda m, p: m + jnp.where(number >= average_from, p / count, 0.0), mean, params)
+        return (params, state, mean), value
 
-    (params, _), losses = jax.lax.scan(step, (params, optimizer.init(params)), jnp.arange(steps))
-    return params, losses
+    start = params, optimizer.init(params), jax.tree.map(jnp.zeros_like, params)
+    (params, _, mean), losses = jax.lax.scan(step, start, jnp.arange(steps))
+    return params, mean, losses
