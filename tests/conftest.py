@@ -1,4 +1,4 @@
-"""Shared settings and fixtures: a persistent compilation cache, hypothesis without time limits, one tiny trained run."""
+"""Shared by all tests: a persistent compilation cache, hypothesis without time limits, one tiny trained run."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Ragged rows through compiled decoding: the same result in any company, few programs, scores that add up."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import jax
 import numpy as np
@@ -90,7 +91,7 @@ def test_prompt_lookup_and_streams_write_what_greedy_search_writes(rows):
     assert ids(run(WRITER, rows, replace(search, lookup=3))) == ids(plain)
     pieces = list(stream(WRITER, sharp_params(WRITER), rows[0], search, limit=len(rows[0]) + 6, start_id=START))
     assert pieces[-1].ids == plain[0][0].ids
-    assert all(later.ids[: len(piece.ids)] == piece.ids for piece, later in zip(pieces, pieces[1:], strict=False))
+    assert all(later.ids[: len(piece.ids)] == piece.ids for piece, later in pairwise(pieces))
 
 
 def test_sampling_repeats_with_its_seed_and_does_not_depend_on_the_batch(rows):
