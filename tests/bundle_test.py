@@ -69,7 +69,7 @@ def test_a_checkpoint_can_be_chosen_and_averaged(tiny_run, bundle):
 
 
 def test_mistakes_get_a_message_that_says_what_would_be_right(tiny_run, bundle, tmp_path):
-    with pytest.raises(ValueError, match="put .* around it"):
+    with pytest.raises(ValueError, match=r"put .* around it"):
         bundle.translate("one text")
     with pytest.raises(ValueError, match="did you mean beam_size"):
         bundle.generate(["a"], beam_sise=3)
@@ -81,7 +81,7 @@ def test_mistakes_get_a_message_that_says_what_would_be_right(tiny_run, bundle, 
         tfm.load(tmp_path)
     with pytest.raises(FileNotFoundError, match=r"no checkpoint of step 7.*1, 2, 3"):
         tfm.load(tiny_run, checkpoint=7)
-    with pytest.raises(ValueError, match="average is 9.*only 3 checkpoints"):
+    with pytest.raises(ValueError, match=r"average is 9.*only 3 checkpoints"):
         tfm.load(tiny_run, average=9)
 
 
