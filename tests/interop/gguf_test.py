@@ -42,10 +42,10 @@ def write(path, model, change=lambda writer: None):
     writer.add_rope_freq_base(10000.0)
     writer.add_rope_dimension_count(8)
     writer.add_tokenizer_model("llama")
-    pieces = ["<unk>", "<s>", "</s>", *[f"<0x{i:02X}>" for i in (65, 66)], "\u2581", "a", "b", "ab", "\u2581ab"]
+    pieces = ["<unk>", "<s>", "</s>", "c", "d", "\u2581", "a", "b", "ab", "\u2581ab"]
     writer.add_token_list(pieces + [f"x{i}" for i in range(32 - len(pieces))])
-    writer.add_token_scores([0.0] * 5 + [-9.0, -8.0, -7.0, -1.0, -2.0] + [-20.0] * 22)
-    writer.add_token_types([2, 3, 3, 6, 6] + [1] * 27)
+    writer.add_token_scores([0.0] * 3 + [-30.0] * 2 + [-9.0, -8.0, -7.0, -1.0, -2.0] + [-20.0] * 22)
+    writer.add_token_types([2, 3, 3] + [1] * 29)
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_unk_token_id(0)
@@ -113,12 +113,15 @@ def test_a_file_that_is_no_gguf(tmp_path):
         from_gguf(tmp_path / "x.gguf")
 
 
-PROSE = """Photosynthesis is the process by which green plants, algae, and some bacteria convert light energy into \
-chemical energy. During photosynthesis, plants absorb carbon dioxide from the air and water from the soil. Using energy \
-from sunlight, they convert these into glucose, a type of sugar, and release oxygen as a byproduct. The process takes \
-place in the chloroplasts, which contain a green pigment called chlorophyll. Chlorophyll absorbs light energy, mainly in \
-the blue and red wavelengths, and reflects green light, which is why plants appear green. Photosynthesis is important \
-because it provides the food and oxygen that most living things need to survive."""
+PROSE = (
+    "Photosynthesis is the process by which green plants, algae, and some bacteria convert light energy into "
+    "chemical energy. During photosynthesis, plants absorb carbon dioxide from the air and water from the soil. "
+    "Using energy from sunlight, they convert these into glucose, a type of sugar, and release oxygen as a "
+    "byproduct. The process takes place in the chloroplasts, which contain a green pigment called chlorophyll. "
+    "Chlorophyll absorbs light energy, mainly in the blue and red wavelengths, and reflects green light, which is "
+    "why plants appear green. Photosynthesis is important because it provides the food and oxygen that most "
+    "living things need to survive."
+)
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from tfm.interop.checkpoint import flatten, load_params
 from tfm.interop.families import family_of_type
 from tfm.interop.tensor_files import open_tensors
 
+torch.set_num_threads(1)  # the models are tiny, and several threads wait for each other on a busy machine
 LENGTHS = (7, 4, 1)
 TARGET_LENGTHS = (5, 4, 1)
 """Ragged rows, padded on the right."""

@@ -70,7 +70,7 @@ class ForeignTokenizer(Tokenizer):
         return super().encode_batch(texts) if self.added else self.inner.encode_batch(texts)
 
     def decode(self, ids: Sequence[int]) -> str:
-        hidden = {self.pad_id, self.bos_id, self.eos_id, *self._names}
+        hidden = {self.pad_id, self.bos_id, self.eos_id, self.unk_id, *self._names}
         return self.inner.decode([int(i) for i in ids if int(i) not in hidden])
 
     def piece(self, token: int) -> str:
@@ -121,7 +121,7 @@ class MarianTokenizer(Tokenizer):
         return [vocabulary.get(piece, vocabulary["<unk>"]) for piece in pieces]
 
     def decode(self, ids: Sequence[int]) -> str:
-        special = {self.eos_id, self.pad_id}
+        special = {self.eos_id, self.pad_id, self.unk_id}
         return self._target.decode([self.piece(i) for i in ids if int(i) not in special])
 
     def piece(self, token: int) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from tfm.config import require
 
-_CONTROL = 3
+_CONTROL, _BYTE = 3, 6
 _LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
            r"|\s+(?!\S)|\s+")
 _QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
@@ -79,7 +79,8 @@ def _sentencepiece(metadata: Mapping[str, Any]) -> bytes:
     model = b"".join(_message(1, _text(1, piece) + _float(2, score) + _number(3, kind))
                      for piece, score, kind in pieces)
     ids = {40: "unknown", 41: "bos", 42: "eos", 43: "padding"}
-    trainer = _number(3, 2) + _number(35, 1)  # pairs are merged; bytes where no piece fits
+    has_bytes = metadata["tokenizer.ggml.token_type"].count(_BYTE) == 256
+    trainer = _number(3, 2) + _number(35, has_bytes)  # pairs are merged; bytes where no piece fits
     trainer += b"".join(_number(field, metadata.get(f"tokenizer.ggml.{name}_token_id", -1))
                         for field, name in ids.items())
     prefix = metadata.get("tokenizer.ggml.add_space_prefix", True)
