@@ -18,7 +18,7 @@ from tfm.parallel.rules import batch_shards, place_batch, state_shardings
 from tfm.training.loss import make_loss
 from tfm.training.step import init_state, make_train_step, pad_rows
 
-BASE = ModelConfig(vocab_size=40, d_model=16, d_ff=32, num_heads=4, encoder_layers=2, decoder_layers=2,
+BASE = ModelConfig(vocab_size=40, d_model=16, d_ff=32, num_heads=4, encoder_layers=1, decoder_layers=1,
                    attention_dropout_rate=0.1)
 FAMILIES = {
     "transformer": BASE,
@@ -59,14 +59,15 @@ family, specs = sys.argv[1], json.loads(sys.argv[2])
 print(json.dumps({spec: losses(FAMILIES[family], spec, devices) for spec, devices in specs.items()}))
 """
 
-MESHES = {"data=1": 1, "data=8": 8, "fsdp=8": 8, "data=2,tensor=4": 8, "fsdp=2,tensor=2,sequence=2": 8}
+ALL = {"data=1": 1, "data=8": 8, "fsdp=8": 8, "data=2,tensor=4": 8, "fsdp=2,tensor=2,sequence=2": 8}
+MIXED = {"data=1": 1, "fsdp=2,tensor=2,sequence=2": 8}
 
 
 def compare(family, meshes):
     environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8",
                                 "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", PROGRAM, family, json.dumps(meshes)], env=environment, text=True,
-                          capture_output=True, timeout=300)
+                          capture_output=True, timeout=600)
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout.splitlines()[-1])
     one = found["data=1"]["losses"]
@@ -76,12 +77,17 @@ def compare(family, meshes):
     return found
 
 
-def test_the_paper_model_on_data_and_fsdp_with_tensor():
-    found = compare("transformer", {"data=1": 1, "fsdp=2,tensor=4": 8})
-    assert found["fsdp=2,tensor=4"]["split"] == 8
+def test_a_decoder_on_four_axes():
+    assert compare("gpt2", MIXED)["fsdp=2,tensor=2,sequence=2"]["split"] == 4
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["transformer", "t5", "gpt2", "llama", "bert"])
-def test_every_family_on_every_mesh(family):
-    compare(family, MESHES)
+@pytest.mark.parametrize("family", ["t5", "llama", "bert"])
+def test_every_family_on_four_axes(family):
+    compare(family, MIXED)
+
+
+@pytest.mark.slow
+def test_the_paper_model_on_every_mesh():
+    found = compare("transformer", ALL)
+    assert found["fsdp=8"]["split"] == 8 and found["data=2,tensor=4"]["split"] == 4

@@ -74,7 +74,7 @@ def test_a_dimension_that_does_not_divide_stays_whole():
 
 @pytest.mark.parametrize("spec, message", [
     ("date=2", "no axis 'date'"), ("data=2,data=3", "twice"), ("data=x", "size 'x'"), ("data=0", "size '0'"),
-    ("data=-1,fsdp=-1", "-1 twice"), ("data", "size ''"), ("data=1.5", "size '1.5'"),
+    ("data=-1,fsdp=-1", "-1 twice"), ("data", "size ''"), ("data=1.5", "size '1.5'"), ("stage=2", "reserved"),
 ])
 def test_what_is_wrong_with_a_mesh_is_named(spec, message):
     with pytest.raises(ValueError, match=message):

@@ -8,6 +8,7 @@ import numpy as np
 from flax import linen as nn
 
 from tfm.nn.projection import Initializer
+from tfm.parallel.rules import constrain
 
 
 class Embedding(nn.Module):
@@ -27,7 +28,8 @@ class Embedding(nn.Module):
 
     def __call__(self, ids: jax.Array) -> jax.Array:
         """ids: [...] int -> [..., features]."""
-        return jnp.take(self.table, ids, axis=0, mode="fill", fill_value=jnp.nan).astype(jnp.dtype(self.dtype))
+        table = constrain(self.table, ("V", "M"))
+        return jnp.take(table, ids, axis=0, mode="fill", fill_value=jnp.nan).astype(jnp.dtype(self.dtype))
 
     def attend(self, x: jax.Array) -> jax.Array:
         """Logits of x against each row in float32: x: [..., features] -> [..., rows]."""

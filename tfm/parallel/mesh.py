@@ -13,6 +13,9 @@ from jax.sharding import AxisType, Mesh
 AXES = ("data", "fsdp", "tensor", "sequence")
 """data: copies of the model; fsdp: parameters split, too; tensor: heads and inner widths; sequence: positions."""
 
+RESERVED = {"expert": "expert", "stage": "pipeline"}
+"""Axes that no rule uses yet: experts would be split by a rule of `tfm.parallel.rules`, stages by the stacks."""
+
 
 def parse_mesh(spec: str) -> dict[str, int]:
     """Sizes of the axes named in a specification such as `data=2,fsdp=4`.
@@ -33,6 +36,8 @@ def parse_mesh(spec: str) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for part in (spec or "data=-1").split(","):
         name, _, number = (piece.strip() for piece in part.partition("="))
+        if name in RESERVED:
+            raise ValueError(f"mesh axis {name} is reserved: {RESERVED[name]} parallelism is not there yet")
         if name not in AXES:
             raise ValueError(f"mesh has no axis {name!r}: choose from {', '.join(AXES)}, as in data=2,fsdp=4")
         if name in sizes:
