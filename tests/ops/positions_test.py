@@ -91,9 +91,7 @@ def test_rotary_scalings_against_hugging_face(kind):
         parameters.update(original_max_position_embeddings=64)
     if kind == "llama3":
         parameters.update(low_freq_factor=1.0, high_freq_factor=4.0)
-    config = LlamaConfig(
-        hidden_size=32, num_attention_heads=2, max_position_embeddings=64, rope_parameters=parameters
-    )
+    config = LlamaConfig(hidden_size=32, num_attention_heads=2, max_position_embeddings=64, rope_parameters=parameters)
     x = RANDOM.standard_normal((1, length, 2, 16)).astype(np.float32)
     cos, sin = LlamaRotaryEmbedding(config)(torch.zeros(1), torch.arange(length)[None])
     want, _ = apply_rotary_pos_emb(torch.from_numpy(x).swapaxes(1, 2), torch.zeros(1, 2, length, 16), cos, sin)
@@ -131,9 +129,7 @@ def bucket_by_logarithm(relative: int, bidirectional: bool, num_buckets: int, ma
 @pytest.mark.parametrize(("num_buckets", "max_distance"), [(32, 128), (8, 20), (64, 1000)])
 def test_t5_bucket_is_the_formula(bidirectional, num_buckets, max_distance):
     relative = np.arange(-1500, 1500)
-    got = positions.t5_bucket(
-        relative, bidirectional=bidirectional, num_buckets=num_buckets, max_distance=max_distance
-    )
+    got = positions.t5_bucket(relative, bidirectional=bidirectional, num_buckets=num_buckets, max_distance=max_distance)
     want = [bucket_by_logarithm(int(r), bidirectional, num_buckets, max_distance) for r in relative]
     np.testing.assert_array_equal(got, want)
 

@@ -16,3 +16,4 @@ from tfm.ops.losses import fused_cross_entropy as fused_cross_entropy
 from tfm.ops.losses import fused_cross_entropy_sum as fused_cross_entropy_sum
 from tfm.ops.losses import label_smoothed_cross_entropy as label_smoothed_cross_entropy
 from tfm.ops.projection import projection as projection
+from tfm.ops.ring import ring_attention as ring_attention

@@ -76,14 +76,14 @@ def attention(
 
     Reference: Vaswani et al. (2017), Attention Is All You Need, section 3.2.1.
     """
-    _check_shapes(query, key, value)
+    check_shapes(query, key, value)
     if implementation not in ("auto", "dense", "blockwise", "cudnn"):
         raise ValueError(f"implementation is {implementation!r}; it must be 'auto', 'dense', 'blockwise' or 'cudnn'")
     if not 0.0 <= dropout_rate < 1.0:
         raise ValueError(f"dropout_rate is {dropout_rate}; it must be in [0, 1)")
     if dropout_rate and dropout_key is None:
         raise ValueError(f"dropout_rate is {dropout_rate}, which needs a dropout_key")
-    scoring = _scoring(query, mask, bias, scale, relative, soft_cap, dropout_rate)
+    scoring = make_scoring(query, mask, bias, scale, relative, soft_cap, dropout_rate)
     tokens = _tokens(query, key, query_positions, key_positions)
     lacking = missing(scoring, *tokens, return_lse)
     if implementation == "cudnn" and lacking:
@@ -181,12 +181,12 @@ def attention_weights(
 
     Reference: Vaswani et al. (2017), Attention Is All You Need, section 3.2.1.
     """
-    _check_shapes(query, key, key)
-    scoring = _scoring(query, mask, bias, scale, relative, soft_cap, 0.0)
+    check_shapes(query, key, key)
+    scoring = make_scoring(query, mask, bias, scale, relative, soft_cap, 0.0)
     return softmax(dense_scores(query, key, scoring, *_tokens(query, key, query_positions, key_positions)))
 
 
-def _check_shapes(query: jax.Array, key: jax.Array, value: jax.Array) -> None:
+def check_shapes(query: jax.Array, key: jax.Array, value: jax.Array) -> None:
     for name, x in (("query", query), ("key", key), ("value", value)):
         if x.ndim != 4:
             raise ValueError(f"{name} has shape {x.shape}; it must be [batch, length, heads, width]")
@@ -198,7 +198,7 @@ def _check_shapes(query: jax.Array, key: jax.Array, value: jax.Array) -> None:
         raise ValueError(f"query has {query.shape[2]} heads; they must be a multiple of the key's {key.shape[2]}")
 
 
-def _scoring(
+def make_scoring(
     query: jax.Array,
     mask: Rule | Array | None,
     bias: Bias | Array | None,

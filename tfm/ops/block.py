@@ -10,7 +10,6 @@ from jax import lax
 
 from tfm.ops.dense import Scoring
 from tfm.ops.dropout import keep_mask
-from tfm.ops.masks import PARTIAL
 from tfm.ops.plan import Plan, Visits, block_positions, may_see
 from tfm.ops.tokens import Array, Tokens
 
@@ -90,9 +89,8 @@ def make_chunks(plan: Plan, batch: int, scoring: Scoring, at: Sides, dropout_key
     """Makes a `Chunk` from the indices of its rows and heads; and these indices, for all chunks."""
     blocked = tuple(block_positions(x, block) for (x, _), block in zip(at, plan.blocks, strict=True))
     index = tuple(x for _, x in at)
-    dynamic = scoring.rule is not None and bool(jax.tree.leaves(scoring.rule)) and (plan.map == PARTIAL).any()
     sides = (Tokens(x, index.reshape(-1)[: x.shape[1]]) for x, index in at)
-    seen = may_see(scoring.rule, *sides, plan.blocks) if dynamic else None
+    seen = may_see(scoring.rule, *sides, plan.blocks) if plan.dynamic else None
 
     def make(rows: jax.Array, heads: jax.Array) -> Chunk:
         mine = None if seen is None else (seen if len(seen) == 1 else seen[rows]).any(0)

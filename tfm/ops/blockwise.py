@@ -21,7 +21,7 @@ from tfm.ops.dense import NEGATIVE, Scoring, accumulator, scaled
 from tfm.ops.masks import FULL, PARTIAL
 from tfm.ops.order import dilation_groups, token_order
 from tfm.ops.plan import Plan, from_blocks, make_plan, places, to_blocks
-from tfm.ops.tokens import Array, Tokens
+from tfm.ops.tokens import Array, Tokens, vary_alike
 
 BLOCKS = 512, 512
 MAX_ELEMENTS = 8 * 512 * 512  # scores of a block, over the heads of a chunk: they should stay in the cache
@@ -104,7 +104,7 @@ def _fill(positions: Array, order: np.ndarray) -> np.ndarray:
 
 @functools.partial(jax.jit, static_argnums=0)
 def _attend_jit(plan: Plan, *arguments: Any) -> tuple[jax.Array, jax.Array]:
-    return _attend(plan, *arguments)
+    return _attend(plan, *vary_alike(arguments))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -117,10 +117,10 @@ def _attend(
     at: Sides,
     dropout_key: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array]:
-    return _forward(plan, query, key, value, scoring, at, dropout_key)
+    return forward(plan, query, key, value, scoring, at, dropout_key)
 
 
-def _forward(
+def forward(
     plan: Plan,
     query: jax.Array,
     key: jax.Array,
@@ -140,8 +140,8 @@ def _forward(
         def row(_: None, xs: tuple) -> tuple[None, tuple]:
             q_i, i = xs
             shape = q_i.shape[:2]
-            state = jnp.zeros((*shape, v.shape[-1]), dtype), jnp.full((*shape, 1), NEGATIVE, dtype)
-            state = *state, jnp.zeros((*shape, 1), dtype)
+            zeros, low = jnp.zeros((*shape, 1), dtype), jnp.full((*shape, 1), NEGATIVE, dtype)
+            state = vary_alike((jnp.zeros((*shape, v.shape[-1]), dtype), low, zeros), q_i)
             state = visit(full, i, lambda j, s: _add(here, s, q_i, k[j], v[j], i, j, False), state, None)
             state = visit(partial, i, lambda j, s: _add(here, s, q_i, k[j], v[j], i, j, True), state, here.may_see)
             return None, _finish(*state, query.dtype)
@@ -194,7 +194,7 @@ def _finish(output: jax.Array, greatest: jax.Array, total: jax.Array, dtype: jnp
 
 
 def _attend_fwd(plan: Plan, *arguments: Any) -> tuple:
-    output, lse = _forward(plan, *arguments)
+    output, lse = forward(plan, *arguments)
     return (output, lse), (*arguments, output, lse)
 
 

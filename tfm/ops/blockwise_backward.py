@@ -19,7 +19,7 @@ from tfm.ops.block import Chunk, Sides, dot, drop, make_chunks, visit
 from tfm.ops.dense import NEGATIVE, Scoring
 from tfm.ops.masks import FULL, PARTIAL
 from tfm.ops.plan import Plan, from_blocks, to_blocks
-from tfm.ops.tokens import Array
+from tfm.ops.tokens import Array, vary_alike
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -49,7 +49,7 @@ def backward(
 
         def column(carry: tuple, xs: tuple) -> tuple[tuple, tuple]:
             k_j, v_j, j = xs
-            zeros = tuple(jnp.zeros((x.shape[0], x.shape[2], x.shape[1]), dtype) for x in xs[:2])
+            zeros = vary_alike(tuple(jnp.zeros((x.shape[0], x.shape[2], x.shape[1]), dtype) for x in xs[:2]), k)
 
             def add(i: Array, state: tuple, masked: bool) -> tuple:
                 row = _Row(*(x[i] for x in rows))
@@ -60,7 +60,7 @@ def backward(
             *carry, d_k, d_v = visit(partial, j, lambda i, s: add(i, s, True), state, may_see)
             return tuple(carry), (d_k, d_v)
 
-        start = jnp.zeros(rows.query.shape, dtype), d_free
+        start = vary_alike(jnp.zeros(rows.query.shape, dtype), k), d_free
         (d_q, d_free), (d_k, d_v) = lax.scan(column, start, (k, v, jnp.arange(len(k))))
         return d_free, (d_q, d_k.swapaxes(2, 3), d_v.swapaxes(2, 3))
 
@@ -68,7 +68,7 @@ def backward(
     q, g = split(query), split(d_output)
     rows = _Row(q, q.swapaxes(-1, -2), g, g.swapaxes(-1, -2), split(lse[..., None]), split(delta[..., None]))
     k, v = (to_blocks(x, plan.blocks[1], plan.chunk) for x in (key, value))
-    d_free = [jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32)) for x in free]
+    d_free = vary_alike([jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32)) for x in free], query)
     d_free, (d_q, d_k, d_v) = lax.scan(chunk, d_free, (k, v, rows, indices))
     d_q = from_blocks(d_q, plan.lengths[0], plan.heads[0], plan.chunk, plan.group).astype(query.dtype)
     d_k, d_v = (from_blocks(x, plan.lengths[1], plan.heads[1], plan.chunk) for x in (d_k, d_v))

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from tfm.ops.dense import accumulator
+from tfm.ops.tokens import vary_alike
 
 FeatureMap = Callable[[jax.Array], jax.Array]
 
@@ -174,6 +175,7 @@ def causal_product(a: jax.Array, b: jax.Array, c: jax.Array, chunk_size: int, re
     """
     T = a.shape[3]
     size = min(chunk_size, T)
+    a, b, c = vary_alike((a, b, c))
     a_chunks, b_chunks, c_chunks = (_chunked(x, size) for x in (a, b, c))
     seen = jnp.tril(jnp.ones((size, size), bool))
     seen = seen.T if reverse else seen
@@ -184,7 +186,7 @@ def causal_product(a: jax.Array, b: jax.Array, c: jax.Array, chunk_size: int, re
         sums = jnp.einsum("BKGNTS,BKNSF->BKGTF", inside, c) + jnp.einsum("BKGTD,BKDF->BKGTF", a, state)
         return state + jnp.einsum("BKNSD,BKNSF->BKDF", b, c), sums
 
-    state = jnp.zeros((*a.shape[:2], a.shape[-1], c.shape[-1]), a.dtype)
+    state = vary_alike(jnp.zeros((*a.shape[:2], a.shape[-1], c.shape[-1]), a.dtype), a)
     _, sums = lax.scan(chunk, state, (a_chunks, b_chunks, c_chunks), reverse=reverse)
     return jnp.moveaxis(sums, 0, 3).reshape(*a.shape[:3], -1, c.shape[-1])[..., :T, :]
 

@@ -7,6 +7,7 @@ window's width) stays static.  True means: may attend.
 """
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +32,10 @@ class Rule:
     def bounds(self, query: Spans, key: Spans) -> tuple[Array, Array]:
         """Per pair of blocks: may some pair see, do all surely see; bool, broadcastable to [B, H, n, m]."""
         raise NotImplementedError
+
+    def map_keys(self, move: Callable[[Array], Array]) -> "Rule":
+        """The rule for keys moved elsewhere: `move` takes the arrays that go along with the key array."""
+        return self
 
     def dense(self, query_positions: Array, key_positions: Array) -> Array:
         """Draws the rule as a matrix.
@@ -76,11 +81,17 @@ class Rule:
           (131328, 131328)
         """
         size, total = 512, 0
-        for i, j in np.argwhere(self.block_map(T, S, size, size) != EMPTY):
-            rows, columns = (np.arange(n * size, min(n * size + size, length)) for n, length in ((i, T), (j, S)))
+        kinds = self.block_map(T, S, size, size)
+        for i, j in np.argwhere(kinds != EMPTY):
+            shape = min(size, T - i * size), min(size, S - j * size)
+            # Of a full block one pair tells how many rows and heads the rule differs by.
+            rows, columns = (np.arange(n) if kinds[i, j] == PARTIAL else np.arange(1) for n in shape)
+            rows, columns = rows + i * size, columns + j * size
             seen = np.asarray(self.visible(Tokens(rows[None], rows), Tokens(columns[None], columns)))
-            shape = np.broadcast_shapes(seen.shape, (1, 1, len(rows), len(columns)))
-            total += int(np.broadcast_to(seen, shape).sum())
+            pairs = shape if kinds[i, j] == PARTIAL else (1, 1)
+            total += int(np.broadcast_to(seen, np.broadcast_shapes(seen.shape, (1, 1, *pairs))).sum()) * (
+                1 if kinds[i, j] == PARTIAL else shape[0] * shape[1]
+            )
         return total
 
     def __and__(self, other: "Rule | Array") -> "Rule":
@@ -137,6 +148,9 @@ class And(Rule):
     first: Rule
     second: Rule
 
+    def map_keys(self, move: Callable[[Array], Array]) -> Rule:
+        return type(self)(self.first.map_keys(move), self.second.map_keys(move))
+
     def visible(self, query: Tokens, key: Tokens) -> Array:
         return self.first.visible(query, key) & self.second.visible(query, key)
 
@@ -152,6 +166,9 @@ class Or(Rule):
 
     first: Rule
     second: Rule
+
+    def map_keys(self, move: Callable[[Array], Array]) -> Rule:
+        return type(self)(self.first.map_keys(move), self.second.map_keys(move))
 
     def visible(self, query: Tokens, key: Tokens) -> Array:
         return self.first.visible(query, key) | self.second.visible(query, key)
@@ -254,6 +271,9 @@ class Padding(Rule):
 
     valid: Array
 
+    def map_keys(self, move: Callable[[Array], Array]) -> Rule:
+        return Padding(move(self.valid))
+
     def visible(self, query: Tokens, key: Tokens) -> Array:
         return key.rows(key.along(jnp.atleast_2d(self.valid), 1))[:, None, None, :]
 
@@ -275,6 +295,9 @@ class Segments(Rule):
 
     query_ids: Array
     key_ids: Array
+
+    def map_keys(self, move: Callable[[Array], Array]) -> Rule:
+        return Segments(self.query_ids, move(self.key_ids))
 
     def visible(self, query: Tokens, key: Tokens) -> Array:
         q = query.rows(query.along(jnp.atleast_2d(self.query_ids), 1))
@@ -370,6 +393,9 @@ class Matrix(Rule):
     """
 
     mask: Array
+
+    def map_keys(self, move: Callable[[Array], Array]) -> Rule:
+        raise ValueError("a mask that is an array cannot move with the keys; use rules over positions")
 
     def _four(self) -> Array:
         return self.mask.reshape((1,) * (4 - self.mask.ndim) + self.mask.shape)

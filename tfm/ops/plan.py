@@ -27,6 +27,7 @@ class Plan:
       head_ids: the query heads' numbers in the whole.
       kinds: [nq, nk] int8 as bytes: EMPTY, PARTIAL or FULL, as far as it is known before the values.
       consecutive: positions are 0, 1, 2, ... on both sides.
+      dynamic: whether a partial block is empty may depend on values.
     """
 
     lengths: tuple[int, int]
@@ -37,6 +38,7 @@ class Plan:
     head_ids: tuple[int, ...]
     kinds: bytes
     consecutive: bool
+    dynamic: bool
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -97,7 +99,9 @@ def make_plan(
     kinds[:, filled] = np.minimum(kinds[:, filled], PARTIAL)
     chunk = _chunk(batch, heads, max(1, max_elements // (blocks[0] * blocks[1])))
     consecutive = _is_range(query.positions) and _is_range(key.positions)
-    return Plan((T, S), key_length, blocks, chunk, heads, head_ids, kinds.tobytes(), consecutive)
+    known = all(isinstance(x.positions, np.ndarray) for x in (query, key)) and not jax.tree.leaves(rule)
+    dynamic = rule is not None and not known and bool((kinds == PARTIAL).any())
+    return Plan((T, S), key_length, blocks, chunk, heads, head_ids, kinds.tobytes(), consecutive, dynamic)
 
 
 def places(tokens: Tokens, block: int) -> np.ndarray:

@@ -125,3 +125,21 @@ def register_rule(cls: type) -> type:
 def pair_up(query: Array, key: Array) -> tuple[Array, Array]:
     """[B, n] and [B, m] as [B, 1, n, 1] and [B, 1, 1, m]."""
     return query[:, None, :, None], key[:, None, None, :]
+
+
+def vary_alike(tree: Any, *others: Any) -> Any:
+    """Inside `shard_map`: marks arrays as varying over every mesh axis that one of them, or of the others, varies over.
+
+    Loops want it of what they carry; outside `shard_map` nothing changes.
+    """
+    axes = frozenset().union(*(_axes(x) for x in jax.tree.leaves((tree, others))))
+
+    def vary(x: Array) -> Array:
+        new = tuple(axes - _axes(x))
+        return jax.lax.pcast(x, new, to="varying") if new else x
+
+    return jax.tree.map(vary, tree)
+
+
+def _axes(x: Array) -> frozenset:
+    return jax.typeof(x).manual_axis_type.varying
