@@ -57,3 +57,34 @@ def test_presets_are_what_they_are_called(preset, expected):
 def test_a_model_that_no_family_computes_is_refused_with_the_reason():
     with pytest.raises(ValueError, match=r"the nearest, gpt2, differs in model.position='alibi' \(there 'learned'\)"):
         family_of_config(presets.gpt2(position="alibi"))
+
+
+PUBLISHED = {
+    "bert-base-multilingual": {
+        **BERT, "architectures": ["BertForMaskedLM"], "directionality": "bidi", "pooler_fc_size": 768,
+        "pooler_type": "first_token_transform", "attention_probs_dropout_prob": 0.1, "hidden_act": "gelu",
+        "initializer_range": 0.02, "layer_norm_eps": 1e-12, "pad_token_id": 0, "gradient_checkpointing": False},
+    "SmolLM2": {
+        **LLAMA, "is_llama_config": True, "rope_interleaved": False, "rope_scaling": None, "rope_theta": 100000,
+        "pretraining_tp": 1, "rms_norm_eps": 1e-5, "tie_word_embeddings": True, "torch_dtype": "bfloat16",
+        "transformers.js_config": {"kv_cache_dtype": {}}, "attention_bias": False, "mlp_bias": False},
+    "opus-mt": {
+        "model_type": "marian", "activation_function": "swish", "add_bias_logits": False,
+        "add_final_layer_norm": False, "bad_words_ids": [[10]], "classif_dropout": 0.0, "d_model": 8,
+        "decoder_attention_heads": 2, "decoder_ffn_dim": 16, "decoder_layers": 1, "decoder_layerdrop": 0.0,
+        "decoder_start_token_id": 10, "encoder_attention_heads": 2, "encoder_ffn_dim": 16, "encoder_layers": 1,
+        "id2label": {"0": "LABEL_0"}, "max_length": 512, "max_position_embeddings": 512, "normalize_before": False,
+        "normalize_embedding": False, "num_beams": 6, "num_hidden_layers": 1, "scale_embedding": True,
+        "static_position_embeddings": True, "vocab_size": 11},
+    "t5-small": {
+        "model_type": "t5", "d_ff": 16, "d_kv": 4, "d_model": 8, "decoder_start_token_id": 0, "dropout_rate": 0.1,
+        "eos_token_id": 1, "initializer_factor": 1.0, "is_encoder_decoder": True, "layer_norm_epsilon": 1e-6,
+        "n_positions": 512, "num_heads": 2, "num_layers": 1, "output_past": True, "pad_token_id": 0,
+        "relative_attention_num_buckets": 32, "task_specific_params": {"summarization": {}}, "vocab_size": 11},
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_what_published_configs_say_is_known(name):
+    config, _ = read_config(PUBLISHED[name], set())
+    assert config.d_model == 8 and config.vocab_size == 11

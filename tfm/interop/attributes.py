@@ -16,7 +16,7 @@ _HARMLESS = frozenset({
     "finetuning_task", "gradient_checkpointing", "id2label", "initializer_factor", "label2id", "language",
     "languages", "license", "model_type", "name_or_path", "num_labels", "output_attentions", "output_hidden_states",
     "output_past", "problem_type", "return_dict", "tf_legacy_loss", "tokenizer_class", "torch_dtype", "torchscript",
-    "transformers_version", "use_bfloat16", "use_cache",
+    "transformers.js_config", "transformers_version", "use_bfloat16", "use_cache",
 })
 
 # Read by `load_generation_settings`.

@@ -13,10 +13,8 @@ from tfm.interop.table import ROW, Entry, dense, embedding, norm
 
 def read_sizes(attributes: Attributes) -> dict[str, Any]:
     """The fields that BART, mBART and Marian name alike."""
-    attributes.skip("encoder_layerdrop", "decoder_layerdrop", "num_hidden_layers", "classif_dropout",
-                    "gradient_checkpointing")
+    attributes.skip("encoder_layerdrop", "decoder_layerdrop", "num_hidden_layers", "classif_dropout", "save_step")
     attributes.expect("is_encoder_decoder", True, because="the table is that of an encoder-decoder")
-    attributes.expect("extra_pos_embeddings", 2, because="the position table has two rows before that of position 0")
     attributes.expect("add_bias_logits", False, because="the logits' bias is final_logits_bias")
     heads, d_ff = attributes.take("encoder_attention_heads"), attributes.take("encoder_ffn_dim")
     decoder_heads, decoder_d_ff = attributes.take("decoder_attention_heads"), attributes.take("decoder_ffn_dim")
@@ -53,6 +51,7 @@ def _read(attributes: Attributes, names: Set[str], *, position: str) -> ModelCon
     attributes.expect("normalize_before", position == "pre", because="the model type says where norms are")
     attributes.expect("add_final_layer_norm", position == "pre", because="the model type says where norms are")
     attributes.expect("normalize_embedding", True, because="the table has a norm on the embeddings")
+    attributes.expect("extra_pos_embeddings", 2, because="the position table has two rows before that of position 0")
     attributes.expect("static_position_embeddings", False, because="the table has learned positions")
     tied = attributes.take("tie_word_embeddings", default=True)
     return ModelConfig(**{

@@ -20,6 +20,8 @@ POST_LN_ENCODER: dict[str, Any] = {
 def read_sizes(attributes: Attributes) -> dict[str, Any]:
     """The fields that BERT and RoBERTa name alike."""
     attributes.expect("position_embedding_type", "absolute", because="relative positions of BERT have no table")
+    attributes.skip("directionality", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers",
+                    "pooler_size_per_head", "pooler_type")  # of a pooler that these models do not have
     token_types = attributes.take("type_vocab_size", default=2)
     require(token_types > 0, "config.json: type_vocab_size", token_types, "it must be at least 1")
     return {

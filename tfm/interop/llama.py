@@ -19,7 +19,9 @@ def _read_common(attributes: Attributes, **fields: Any) -> ModelConfig:
     """What the families share; `fields` are those that differ, `tied` the default of tie_word_embeddings."""
     width, heads = attributes.take("hidden_size"), attributes.take("num_attention_heads")
     head_dim = attributes.take("head_dim", default=width // heads)
-    attributes.skip("pretraining_tp")
+    attributes.skip("pretraining_tp", "is_llama_config")
+    for name in ("rope_interleaved", "use_mrope"):
+        attributes.expect(name, False, because="pairs of dimensions i and i + D/2 rotate by one position")
     tied = attributes.take("tie_word_embeddings", default=fields.pop("tied", False))
     return ModelConfig(**{
         "vocab_size": attributes.take("vocab_size"), "d_model": width, "d_ff": attributes.take("intermediate_size"),

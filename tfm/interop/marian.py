@@ -16,6 +16,7 @@ def _read(attributes: Attributes, names: Set[str]) -> ModelConfig:
     for name, value in (("normalize_before", False), ("add_final_layer_norm", False), ("normalize_embedding", False),
                         ("static_position_embeddings", True)):
         attributes.expect(name, value, because="Marian's models have no other form")
+    attributes.skip("extra_pos_embeddings")  # sinusoids have no table
     sizes = read_sizes(attributes)
     source_size = attributes.take("vocab_size")
     target_size = attributes.take("decoder_vocab_size", default=source_size)
