@@ -136,3 +136,19 @@ def test_compile_time_does_not_grow_with_the_depth(small):
     finally:
         jax.config.update("jax_enable_compilation_cache", enabled)
     assert deep <= 1.5 * shallow, f"6 layers compile in {shallow:.2f} s, 48 in {deep:.2f} s"
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_recomputation_of_all_but_the_products_repeats_no_projection(small, scan):
+    """Products in a gradient's program: "dots" repeats the two of attention, "full" the six projections as well."""
+    def products(remat):
+        config = small.config(encoder_layers=0, decoder_layers=1, remat=remat, scan_layers=scan)
+        ids, shapes = jnp.ones((2, 4), jnp.int32), jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
+
+        def total(params):
+            return build(config).apply({"params": params}, ids).sum()
+
+        return str(jax.make_jaxpr(jax.grad(total))(shapes)).count("dot_general")
+
+    plain = products("none")
+    assert (products("dots"), products("full")) == (plain + 2, plain + 8)

@@ -18,12 +18,12 @@ from tfm.nn.embeddings import Embedding, LearnedPositions
 from tfm.nn.layers import Layer
 from tfm.nn.norms import make_norm
 from tfm.nn.positions import default_positions
-from tfm.nn.projection import embedding_initializer
+from tfm.nn.projection import SAVED, embedding_initializer
 from tfm.ops.masks import Causal, Padding, Prefix, Rule, Segments, Window
 from tfm.ops.patterns import bigbird, longformer, sliding_window
 from tfm.ops.positions import Alibi, T5Bias, alibi_slopes, sinusoidal
 
-REMAT_POLICIES = {"full": None, "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable}
+REMAT_POLICIES = {"full": None, "dots": jax.checkpoint_policies.save_only_these_names(SAVED)}
 
 
 class Stack(nn.Module):

@@ -7,11 +7,14 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.ad_checkpoint import checkpoint_name
 
 from tfm.config import ModelConfig
 from tfm.ops.projection import projection
 
 Initializer = Callable[..., jax.Array]
+SAVED = "projection"
+"""Name of a projection's result, for `jax.checkpoint_policies.save_only_these_names`."""
 
 
 def kernel_initializer(config: ModelConfig) -> Initializer:
@@ -41,4 +44,5 @@ class Projection(nn.Module):
         bias = None
         if self.use_bias:
             bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.dtype(self.param_dtype))
-        return projection(x, kernel, bias, dtype=jnp.dtype(self.dtype))
+        y = projection(x, kernel, bias, dtype=jnp.dtype(self.dtype))
+        return checkpoint_name(y, SAVED)  # a policy sees names, but no products behind a custom backward pass
