@@ -6,7 +6,8 @@
 It learns from documents that are generated; for your own text, a file of documents:
 
     python train.py configs/gpt_small.py --workdir runs/gpt_small \
-        --data.source text --data.train train.txt.gz --data.valid valid.txt.gz --data.test test.txt.gz --data.document-separator "<|doc|>"
+        --data.source text --data.train train.txt.gz --data.valid valid.txt.gz \
+        --data.test test.txt.gz --data.document-separator "<|doc|>"
 
 eval.py reports the perplexity per token and the bits per byte.
 """

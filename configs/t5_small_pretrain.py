@@ -6,7 +6,8 @@
 It learns from documents that are generated; for your own text, a file of documents:
 
     python train.py configs/t5_small_pretrain.py --workdir runs/t5_small_pretrain \
-        --data.source text --data.train train.txt.gz --data.valid valid.txt.gz --data.test test.txt.gz --data.document-separator "<|doc|>"
+        --data.source text --data.train train.txt.gz --data.valid valid.txt.gz \
+        --data.test test.txt.gz --data.document-separator "<|doc|>"
 
 eval.py reports the perplexity and the share of examples that greedy search reconstructs exactly.
 """
