@@ -49,7 +49,8 @@ def _choices(kind: type) -> dict[str, tuple[Any, ...]]:
 
 
 def _require_choices(owner: str, instance: object) -> None:
-    for name, allowed in _choices(type(instance)).items():
+    kind: Any = type(instance)
+    for name, allowed in _choices(kind).items():
         value = getattr(instance, name)
         require(value in allowed, f"{owner}.{name}", value, f"it must be one of {', '.join(allowed)}")
 
