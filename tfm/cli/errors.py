@@ -29,6 +29,9 @@ def run_main(command: Callable[[], int]) -> int:
         >>> run_main(lambda: 0)
         0
     """
+    import jax
+
+    jax.config.update("jax_traceback_filtering", "off")  # or errors inside JAX would look like ours
     try:
         with _sigterm_raises():
             return command()

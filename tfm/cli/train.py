@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
-import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +20,7 @@ from tfm.data import Splits, Tokenizer, build_tokenizer, load_splits, load_token
 from tfm.parallel.compilation import enable_compilation_cache
 from tfm.parallel.host import huge_pages_hint, keep_freed_memory
 from tfm.parallel.mesh import make_mesh, use_mesh
-from tfm.parallel.processes import first_alone, is_first, start_processes, wait_for_all
+from tfm.parallel.processes import first_alone, is_first, start_processes, together, wait_for_all
 from tfm.parallel.rules import sharding_table
 from tfm.training.checkpoint import Checkpoints
 from tfm.training.loop import Run, train
@@ -57,7 +55,7 @@ class TrainOptions:
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; gives the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    return run_main(lambda: run_training(parse(TrainOptions, arguments, prog="train.py"), arguments))
+    return together(lambda: run_main(lambda: run_training(parse(TrainOptions, arguments, prog="train"), arguments)))
 
 
 def run_training(options: TrainOptions, arguments: Sequence[str]) -> int:
@@ -83,8 +81,8 @@ def run_training(options: TrainOptions, arguments: Sequence[str]) -> int:
     wait_for_all("end of training")
     run.watch.close()
     if stopped:
-        start = ["python", "train.py"] if Path(sys.argv[0]).name == "train.py" else ["tfm", "train"]
-        command = shlex.join([*start, *arguments])
+        start = "python train.py" if Path(sys.argv[0]).name == "train.py" else "tfm train"
+        command = f"{start} {shlex.join(arguments)}"
         reporter.say(f"stopped after a whole step, and saved. To go on: {command}")
         return 128 + stopped
     curves = plot_curves(options.workdir) if is_first() else None
@@ -93,20 +91,12 @@ def run_training(options: TrainOptions, arguments: Sequence[str]) -> int:
 
 
 def _train(run: Run, state: TrainState) -> int:
-    """Train; give the signal that stopped the run. Where another process is lost, this one ends at once.
-
-    A clean end would wait for the other one for ever.
-    """
+    """Train; give the signal that stopped the run. Where an exchange with other processes fails, say which is lost."""
     try:
         return train(run, state)[1]
     except jax.errors.JaxRuntimeError:
-        if jax.process_count() == 1:
-            raise
         run.watch.explain()
-        traceback.print_exc()
-        print("error: the processes cannot reach each other. The checkpoints are whole: start all of them again",
-              file=sys.stderr, flush=True)
-        os._exit(1)
+        raise
 
 
 def prepare_run(folder: Path, config: Config) -> tuple[Config, Splits, Tokenizer]:

@@ -146,7 +146,8 @@ class Parts:
 
         def evaluate(run: Run, params: Params, number: int, stop: StopCheck) -> dict[str, float]:
             placed = (place_whole_batch(batch, self.mesh) for batch in batches)
-            scores = validation_loss(step, params, placed, stop)
+            with use_mesh(self.mesh):
+                scores = validation_loss(step, params, placed, stop)
             if task is not None:
                 scores["bleu"] = self.bleu(task, params, number, stop)
             return scores

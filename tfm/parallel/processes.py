@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
+import sys
+import traceback
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -16,6 +19,9 @@ from tfm.parallel.rules import batch_sharding, batch_shards
 T = TypeVar("T")
 HEARTBEAT_SECONDS = 60
 """A process from which nothing was heard for so long is lost, and ends the others with a message that names it."""
+BARRIER_SECONDS = 3600
+"""Longest time that one process waits for another to compile or to prepare the data."""
+_barriers = itertools.count()
 
 
 def start_processes(coordinator: str | None = None, num_processes: int | None = None,
@@ -42,6 +48,27 @@ def start_processes(coordinator: str | None = None, num_processes: int | None = 
     jax.distributed.initialize(coordinator, num_processes, process_id, heartbeat_timeout_seconds=HEARTBEAT_SECONDS)
 
 
+def together(command: Callable[[], int]) -> int:
+    """Run a command of one of several processes: if it fails, this process ends at once.
+
+    A clean end would wait for the others, which wait for this one; so they learn of it, and end as well.
+
+    Args:
+        command: gives the exit code; 0, 130 and 143 are no failure.
+    """
+    try:
+        code = command()
+    except Exception:
+        if not jax.distributed.is_initialized():
+            raise
+        traceback.print_exc()
+        code = 1
+    if code not in (0, 130, 143) and jax.distributed.is_initialized():
+        sys.stderr.flush()
+        os._exit(code)
+    return code
+
+
 def in_cluster() -> bool:
     """Whether the environment says that this is one of several processes."""
     hosts = os.environ.get("TPU_WORKER_HOSTNAMES", "").split(",")
@@ -56,11 +83,15 @@ def is_first() -> bool:
 
 
 def wait_for_all(name: str) -> None:
-    """Return when every process is here."""
-    if jax.process_count() > 1:
-        from jax.experimental import multihost_utils
+    """Return when every process is here; it may take long, as when one compiles more slowly than another.
 
-        multihost_utils.sync_global_devices(name)
+    Devices exchange nothing: their own time-outs are short.
+    """
+    if jax.process_count() > 1:
+        from orbax.checkpoint import multihost
+
+        key = f"{name} {next(_barriers)}"
+        multihost.get_barrier_sync_fn()(key=key, timeout_ms=1000 * BARRIER_SECONDS)
 
 
 def first_alone(work: Callable[[], T], name: str) -> T:

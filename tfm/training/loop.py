@@ -92,10 +92,11 @@ def train(run: Run, state: TrainState) -> tuple[TrainState, int]:
     window, several = _Window(run), jax.process_count() > 1
     run.reporter.start(done)
     try:
-        with use_mesh(run.mesh), StopSignals() as stop:
+        with StopSignals() as stop:
             while done < total:
                 batch = next(run.batches)
-                state, metrics = run.step(state, run.place(batch, stop.received))
+                with use_mesh(run.mesh):
+                    state, metrics = run.step(state, run.place(batch, stop.received))
                 done += 1
                 run.watch.at(done)
                 window.add(done, metrics, batch)

@@ -12,6 +12,7 @@ import numpy as np
 import optax
 from flax import struct
 
+from tfm.parallel.processes import wait_for_all
 from tfm.training.loss import Batch, LossFn, Params
 
 
@@ -125,6 +126,7 @@ class ByShape:
         if shapes not in self.programs:
             start = time.perf_counter()
             self.programs[shapes] = self._jitted.lower(tree, batch).compile()
+            wait_for_all("compiled")
             self.compile_seconds += time.perf_counter() - start
         return self.programs[shapes]
 
