@@ -14,7 +14,10 @@ from tfm.nn.projection import embedding_initializer
 
 
 class OutputLogits(nn.Module):
-    """logits = softcap(h E^T + b): `table` [V, M] where the output is not tied, `bias` [V] where the config asks."""
+    """logits = softcap(h E^T + b): `table` [V, M] where the output is not tied, `bias` [V] where the config asks.
+
+    A decoding may bring E^T [M, V] with it, as `decoding/output/matrix` (see `transposed_output`).
+    """
 
     config: ModelConfig
 
@@ -23,7 +26,11 @@ class OutputLogits(nn.Module):
         """hidden: [..., M] -> [..., V] float32."""
         config = self.config
         dtype = jnp.dtype(config.param_dtype)
-        if tied is not None:
+        if self.has_variable("decoding", "matrix"):
+            matrix = self.get_variable("decoding", "matrix")
+            logits = jnp.einsum("...M,MV->...V", hidden.astype(matrix.dtype), matrix,
+                                preferred_element_type=jnp.float32)
+        elif tied is not None:
             logits = tied.attend(hidden)
         else:
             table = self.param("table", embedding_initializer(config), (config.vocab_size, config.d_model), dtype)
@@ -55,6 +62,15 @@ def output_matrix(config: ModelConfig, params: Any) -> tuple[jax.Array, jax.Arra
     if config.is_encoder_decoder and config.tie_embeddings == "decoder":
         return params["target_embedding"]["table"], bias
     return params["token_embedding"]["table"], bias
+
+
+def transposed_output(config: ModelConfig, params: Any) -> dict[str, Any]:
+    """The collection `decoding` for `apply`: the output matrix as [M, V], laid out once for all steps.
+
+    A product of few rows with a matrix [V, M] would rearrange the matrix at every step, up to three times the work.
+    """
+    matrix = output_matrix(config, params)[0].astype(config.dtype)
+    return {"output": {"matrix": jax.lax.optimization_barrier(matrix.T)}}
 
 
 def check_ids(ids: jax.Array, name: str) -> None:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from tfm.config import ModelConfig
 from tfm.models.build import build
+from tfm.models.output import transposed_output
 from tfm.nn.cache import Cache, empty_cache
 
 Step = Callable[[jax.Array, Cache], tuple[jax.Array, Cache]]
@@ -26,7 +27,7 @@ def make_step(config: ModelConfig, params: Any, shared: Cache | None = None) -> 
             the N = B * n hypotheses.
     """
     module: Any = build(config)
-    variables = {"params": params}
+    variables = {"params": params, "decoding": transposed_output(config, params)}
 
     def translate(tokens: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
         assert shared is not None
