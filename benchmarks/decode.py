@@ -6,8 +6,8 @@
 Every implementation decodes exactly --target-length tokens from the same --source-length tokens with the same weights.
 Each runs in a process of its own and the processes take turns, so that a slow spell of the machine falls on all of
 them: quote ratios between the rows of one run. "same" is the share of tokens that equal those of the first
-implementation. "limit" is what the weights' bytes (read once a step) over the memory bandwidth, or the products' FLOPs
-over the matrix-product peak, would allow, whichever is less; both are measured first.
+implementation. "limit" is what the weights' bytes (read once a step) over the bandwidth of reading an array of that
+size, or the products' FLOPs over the matrix-product peak, would allow, whichever is less; both are measured first.
 """
 
 import argparse
@@ -103,16 +103,20 @@ def table(replies: dict[str, list[dict]], cell: dict, case: dict, machine: dict)
 
 def limit(cell: dict, case: dict, machine: dict, name: str) -> dict:
     """The least seconds for one call by the decoder's weights alone: bytes over bandwidth, FLOPs over peak."""
-    size, steps = SIZES[case["size"]], case["target"]
-    width = size["d_model"]
-    layer = 2 * 4 * width * width - 2 * width * width + 2 * width * size["d_ff"]  # cross keys and values are made once
-    weights = size["layers"] * layer + size["vocab"] * width
+    weights, steps = decoder_weights(case["size"]), case["target"]
     narrow = name.endswith("bf16")
     bytes_each = 1 if name.endswith("int8") else 2 if narrow else 4
-    memory = steps * weights * bytes_each / machine["bytes_per_s"]
+    memory = steps * weights * bytes_each / machine["bytes_per_s"][case["size"]]
     peak = machine["flops_bfloat16" if narrow else "flops_float32"]
     products = steps * 2 * weights * cell["batch"] * cell["beam"] / peak
     return dict(seconds=max(memory, products), by="weight bytes" if memory > products else "products")
+
+
+def decoder_weights(name: str) -> int:
+    """Numbers that every step reads: projections but cross-attention's keys and values, feed-forward, output."""
+    size = SIZES[name]
+    width = size["d_model"]
+    return size["layers"] * (6 * width * width + 2 * width * size["d_ff"]) + size["vocab"] * width
 
 
 class Worker:
@@ -209,8 +213,11 @@ def measure_machine() -> dict:
         x = jnp.ones((size, size), dtype)
         product = jax.jit(lambda x: jnp.matmul(x, x, preferred_element_type=jnp.float32))
         found[f"flops_{dtype}"] = 2 * size**3 / best(product, x)
-    x = jnp.ones((64, 2**20))
-    found["bytes_per_s"] = x.nbytes / best(jax.jit(lambda x: jnp.max(x, axis=1)), x)
+    # Of arrays as large as the weights: small ones stay in the last cache.
+    found["bytes_per_s"] = {}
+    for name in SIZES:
+        x = jnp.ones((64, decoder_weights(name) // 64))
+        found["bytes_per_s"][name] = x.nbytes / best(jax.jit(lambda x: jnp.max(x, axis=1)), x)
     return found
 
 
