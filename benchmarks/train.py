@@ -170,10 +170,12 @@ def serve(request: dict) -> None:
         start = time.perf_counter()
         step, parameters = make(request["implementation"], case_of(request["case"]))
         loss = step(0)
-        reply(dict(parameters=parameters, first_step_s=round(time.perf_counter() - start, 1), first_loss=loss))
+        first_step = round(time.perf_counter() - start, 1)
+        step(1)
+        reply(dict(parameters=parameters, first_step_s=first_step, first_loss=loss))
     except ImportError as error:
         return reply(dict(error=str(error)))
-    count = 1
+    count = 2
     for line in sys.stdin:
         seconds = []
         for _ in range(json.loads(line)["steps"]):
@@ -181,7 +183,7 @@ def serve(request: dict) -> None:
             loss = step(count)
             seconds.append(time.perf_counter() - start)
             count += 1
-        reply(dict(seconds=seconds if count > 3 else seconds[1:], last_loss=loss,
+        reply(dict(seconds=seconds, last_loss=loss,
                    peak_mib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024))
 
 
