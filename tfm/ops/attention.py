@@ -88,13 +88,12 @@ def attention(
     lacking = missing(scoring, *tokens, return_lse)
     if implementation == "cudnn" and lacking:
         raise ValueError(f"implementation 'cudnn' lacks {lacking}; 'blockwise' has it")
-    if implementation == "auto":
-        implementation = _choose(query, key, lacking)
-    if implementation == "cudnn":
+    chosen = _choose(query, key, lacking) if implementation == "auto" else implementation
+    if chosen == "cudnn":
         return cudnn_attention(query, key, value, scoring)
-    if implementation == "splash":
+    if chosen == "splash":
         return splash_attention(query, key, value, scoring)
-    if implementation == "blockwise":
+    if chosen == "blockwise":
         output, lse = blockwise_attention(query, key, value, scoring, *tokens, dropout_key, block_size)
     else:
         output, lse = dense_attention(query, key, value, scoring, *tokens, dropout_key)

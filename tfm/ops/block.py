@@ -27,7 +27,7 @@ class Chunk:
     positions: tuple[jax.Array, jax.Array]  # [n, B|1, block] of both sides
     places: tuple[jax.Array, jax.Array]  # [n, block] of both sides
     may_see: jax.Array | None  # [nq, nk] bool
-    dropout_key: jax.Array | None
+    dropout_key: Any
 
     def tokens(self, i: Array, j: Array) -> tuple[Tokens, Tokens]:
         """The queries of block row i and the keys of block column j."""
@@ -41,8 +41,8 @@ class Chunk:
 
     def keep(self, i: Array, j: Array) -> jax.Array:
         """Which weights of block (i, j) dropout keeps."""
-        query, key = self.tokens(i, j)
-        at = self.batch[:, None, None, None], self.heads[:, None, None], query.index[:, None], key.index
+        rows, columns = self.places[0][i], self.places[1][j]
+        at = self.batch[:, None, None, None], self.heads[:, None, None], rows[:, None], columns
         return keep_mask(self.dropout_key, self.scoring.dropout_rate, *at)
 
     def scores(self, products: jax.Array, q_i: jax.Array, scoring: Scoring, i: Array, j: Array) -> jax.Array:
@@ -52,7 +52,7 @@ class Chunk:
 
     def visible(self, i: Array, j: Array) -> jax.Array:
         query, key = self.tokens(i, j)
-        inside = key.index < self.plan.key_length
+        inside = self.places[1][j] < self.plan.key_length
         return inside if self.scoring.rule is None else inside & self.scoring.rule.visible(query, key)
 
     def four(self, x: jax.Array) -> jax.Array:
@@ -81,16 +81,19 @@ def visit(visits: Visits, row: Array, add: Callable, state: Any, may_see: jax.Ar
             return add(column, state)
         return lax.cond(may_see[row, column], lambda s: add(column, s), lambda s: s, state)
 
-    starts = jnp.asarray(starts)
-    return lax.fori_loop(starts[row], starts[row + 1], step, state)
+    bounds = jnp.asarray(starts)
+    return lax.fori_loop(bounds[row], bounds[row + 1], step, state)
 
 
 def make_chunks(plan: Plan, batch: int, scoring: Scoring, at: Sides, dropout_key: jax.Array | None) -> tuple:
     """Makes a `Chunk` from the indices of its rows and heads; and these indices, for all chunks."""
-    blocked = tuple(block_positions(x, block) for (x, _), block in zip(at, plan.blocks, strict=True))
-    index = tuple(x for _, x in at)
-    sides = (Tokens(x, index.reshape(-1)[: x.shape[1]]) for x, index in at)
-    seen = may_see(scoring.rule, *sides, plan.blocks) if plan.dynamic else None
+    (query_positions, query_places), (key_positions, key_places) = at
+    blocked = block_positions(query_positions, plan.blocks[0]), block_positions(key_positions, plan.blocks[1])
+    index = query_places, key_places
+    seen = None
+    if plan.dynamic and scoring.rule is not None:
+        query, key = (Tokens(x, index.reshape(-1)[: x.shape[1]]) for x, index in at)
+        seen = may_see(scoring.rule, query, key, plan.blocks)
 
     def make(rows: jax.Array, heads: jax.Array) -> Chunk:
         mine = None if seen is None else (seen if len(seen) == 1 else seen[rows]).any(0)

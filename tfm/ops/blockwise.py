@@ -72,16 +72,16 @@ def _attend_group(
         for side, block in zip(sides, blocks, strict=True)
     ]
     query, key, value = (_take(x, order) for x, order in zip((query, key, value), (*orders, orders[1]), strict=True))
-    ordered = [
+    rows, columns = (
         side if order is None else Tokens(_fill(side.positions, order), order)
         for side, order in zip(sides, orders, strict=True)
-    ]
+    )
     heads = query.shape[2], key.shape[2]
     ids, key_length = tuple(head_ids.tolist()), sides[1].positions.shape[1]
-    plan = make_plan(scoring.rule, *ordered, query.shape[0], heads, ids, key_length, blocks, MAX_ELEMENTS)
+    plan = make_plan(scoring.rule, (rows, columns), query.shape[0], heads, ids, key_length, blocks, MAX_ELEMENTS)
     at = tuple(
         (jnp.asarray(side.positions), jnp.asarray(places(side, block)))
-        for side, block in zip(ordered, plan.blocks, strict=True)
+        for side, block in zip((rows, columns), plan.blocks, strict=True)
     )
     output, lse = _attend_jit(plan, query, key, value, scoring, at, dropout_key)
     if orders[0] is None:
@@ -141,10 +141,11 @@ def forward(
             q_i, i = xs
             shape = q_i.shape[:2]
             zeros, low = jnp.zeros((*shape, 1), dtype), jnp.full((*shape, 1), NEGATIVE, dtype)
-            state = vary_alike((jnp.zeros((*shape, v.shape[-1]), dtype), low, zeros), q_i)
+            state: tuple = vary_alike((jnp.zeros((*shape, v.shape[-1]), dtype), low, zeros), q_i)
             state = visit(full, i, lambda j, s: _add(here, s, q_i, k[j], v[j], i, j, False), state, None)
             state = visit(partial, i, lambda j, s: _add(here, s, q_i, k[j], v[j], i, j, True), state, here.may_see)
-            return None, _finish(*state, query.dtype)
+            output, greatest, total = state
+            return None, _finish(output, greatest, total, query.dtype)
 
         return None, lax.scan(row, None, (q, jnp.arange(len(q))))[1]
 

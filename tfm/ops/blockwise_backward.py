@@ -8,7 +8,7 @@ Reference: Dao et al. (2022), FlashAttention, appendix B.4.
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -76,7 +76,7 @@ def backward(
 
 
 @backward.defjvp
-def _backward_jvp(plan: Plan, primals: tuple, tangents: tuple) -> None:
+def _backward_jvp(plan: Plan, primals: tuple, tangents: tuple) -> NoReturn:
     raise NotImplementedError("blockwise attention has no second derivatives; use implementation='dense' for them")
 
 
@@ -129,7 +129,7 @@ def _add_gradients(
         d_weights = drop(here, d_weights, i, j)
     d_scores = weights * (d_weights - row.delta)
     d_products = d_scores
-    d_row = 0
+    d_row = jnp.zeros((), dtype)
     if pull is not None:
         d_products, d_row, change = pull(d_scores)
         d_free = [total + x for total, x in zip(d_free, change, strict=True)]
@@ -160,10 +160,10 @@ def _free_arrays(scoring: Scoring) -> tuple[list[jax.Array], Callable]:
     free = [jnp.issubdtype(jnp.result_type(x), jnp.inexact) for x in leaves]
 
     def rebuild(arrays: list, gradients: bool = False) -> Scoring:
-        arrays = iter(arrays)
+        given = iter(arrays)
         rest = [np.zeros(jnp.shape(x), jax.dtypes.float0) if gradients else x for x in leaves]
         mixed = [
-            next(arrays).astype(jnp.result_type(x)) if is_free and gradients else next(arrays) if is_free else other
+            next(given).astype(jnp.result_type(x)) if is_free and gradients else next(given) if is_free else other
             for x, is_free, other in zip(leaves, free, rest, strict=True)
         ]
         return jax.tree.unflatten(structure, mixed)

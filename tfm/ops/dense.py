@@ -1,6 +1,7 @@
 """Attention with its matrix of weights written out: the readable reference, and the fast path for short sequences."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -56,7 +57,7 @@ def dense_attention(
     scoring: Scoring,
     query_tokens: Tokens,
     key_tokens: Tokens,
-    dropout_key: jax.Array | None,
+    dropout_key: Any,
 ) -> tuple[jax.Array, jax.Array]:
     """softmax(scores) V; returns the output [B, T, H, Dv] and the log-sum-exp of the scores [B, H, T]."""
     scores = dense_scores(query, key, scoring, query_tokens, key_tokens)

@@ -125,9 +125,9 @@ def static_bounds(rule: Rule, query: Tokens, key: Tokens, block_q: int, block_k:
         spans(Tokens(query_positions, query.index), block_q), spans(Tokens(key_positions, key.index), block_k)
     )
     full = (1, 1, *shape)
-    some = np.broadcast_to(some, np.broadcast_shapes(some.shape, full)).any((0, 1))
-    every = np.broadcast_to(every, np.broadcast_shapes(every.shape, full)).all((0, 1))
-    return some, every
+    some = np.broadcast_to(some, np.broadcast_shapes(some.shape, full))
+    every = np.broadcast_to(every, np.broadcast_shapes(every.shape, full))
+    return np.asarray(some.any((0, 1))), np.asarray(every.all((0, 1)))
 
 
 def as_rule(mask: "Rule | Array") -> Rule:

@@ -43,7 +43,8 @@ class Plan:
     @property
     def counts(self) -> tuple[int, int]:
         """Number of blocks of queries and of keys."""
-        return tuple(-(-length // block) for length, block in zip(self.lengths, self.blocks, strict=True))
+        (T, S), (block_q, block_k) = self.lengths, self.blocks
+        return -(-T // block_q), -(-S // block_k)
 
     @property
     def group(self) -> int:
@@ -67,15 +68,13 @@ class Plan:
         row_chunks = np.arange(batch, dtype=np.int32).reshape(-1, 1, rows)
         head_chunks = np.asarray(self.head_ids, np.int32).reshape(1, -1, heads)
         shape = row_chunks.shape[0], head_chunks.shape[1]
-        return tuple(
-            np.broadcast_to(x, (*shape, x.shape[-1])).reshape(-1, x.shape[-1]) for x in (row_chunks, head_chunks)
-        )
+        row_chunks, head_chunks = (np.broadcast_to(x, (*shape, x.shape[-1])) for x in (row_chunks, head_chunks))
+        return row_chunks.reshape(-1, rows), head_chunks.reshape(-1, heads)
 
 
 def make_plan(
     rule: Rule | None,
-    query: Tokens,
-    key: Tokens,
+    sides: tuple[Tokens, Tokens],
     batch: int,
     heads: tuple[int, int],
     head_ids: tuple[int, ...],
@@ -87,6 +86,7 @@ def make_plan(
 
     The tokens' index, where they have one, is a NumPy array; numbers beyond the keys' stand for filling.
     """
+    query, key = sides
     T, S = query.positions.shape[1], key.positions.shape[1]
     blocks = min(blocks[0], T), min(blocks[1], S)
     counts = -(-T // blocks[0]), -(-S // blocks[1])
@@ -99,7 +99,8 @@ def make_plan(
     kinds[:, filled] = np.minimum(kinds[:, filled], PARTIAL)
     chunk = _chunk(batch, heads, max(1, max_elements // (blocks[0] * blocks[1])))
     consecutive = _is_range(query.positions) and _is_range(key.positions)
-    known = all(isinstance(x.positions, np.ndarray) for x in (query, key)) and not jax.tree.leaves(rule)
+    values = (query.positions, key.positions, *jax.tree.leaves(rule))
+    known = not any(isinstance(x, jax.core.Tracer) for x in values)
     dynamic = rule is not None and not known and bool((kinds == PARTIAL).any())
     return Plan((T, S), key_length, blocks, chunk, heads, head_ids, kinds.tobytes(), consecutive, dynamic)
 

@@ -149,7 +149,7 @@ def _dynamic_frequencies(dim: int, base: float, scaling: RotaryScaling, position
     length = jnp.maximum(jnp.max(jnp.asarray(positions)) + 1, original)
     growth = scaling.factor * length / original - (scaling.factor - 1)
     exponents = np.arange(0, dim, 2) / dim
-    return _frequencies(dim, base) * growth ** -(exponents * (dim / (dim - 2))).astype(np.float32)
+    return jnp.asarray(_frequencies(dim, base)) * growth ** -(exponents * (dim / (dim - 2))).astype(np.float32)
 
 
 def _llama3_frequencies(plain: np.ndarray, scaling: RotaryScaling) -> np.ndarray:
@@ -261,7 +261,7 @@ def t5_bucket(
     Reference: Raffel et al. (2020), T5, section 2.1.
     """
     relative_position = jnp.asarray(relative_position)
-    first = 0
+    first = jnp.zeros((), jnp.int32)
     if bidirectional:
         num_buckets //= 2
         first = jnp.where(relative_position > 0, num_buckets, 0)
@@ -331,6 +331,7 @@ class Shaw:
 
     def values(self, weights: jax.Array, rows: Tokens, columns: Tokens) -> jax.Array:
         """sum_j w_ij b_r for weights [B, H, n, m]: [B, H, n, Dv]."""
+        assert self.value_table is not None
         chosen = jax.nn.one_hot(self._buckets(rows, columns), len(self.value_table), dtype=weights.dtype)
         chosen = jnp.broadcast_to(chosen, (len(weights), *chosen.shape[1:]))
         sums = jnp.einsum("BHTS,BTSR->BHTR", weights, chosen)

@@ -65,9 +65,9 @@ def ring_attention(
     positions = tuple(_positions(x, given, axis_name) for x, given in ((query, query_positions), (key, key_positions)))
     query, scoring = scaled(query, scoring)
     heads, blocks = (query.shape[2], key.shape[2]), BLOCKS if block_size is None else (block_size, block_size)
-    sides = tuple(Tokens(x) for x in positions)
+    sides = Tokens(positions[0]), Tokens(positions[1])
     plan = make_plan(
-        scoring.rule, *sides, query.shape[0], heads, tuple(range(heads[0])), key.shape[1], blocks, MAX_ELEMENTS
+        scoring.rule, sides, query.shape[0], heads, tuple(range(heads[0])), key.shape[1], blocks, MAX_ELEMENTS
     )
     at = tuple((x, jnp.asarray(places(Tokens(x), block))) for x, block in zip(positions, plan.blocks, strict=True))
     return _ring(plan, axis_name, *vary_alike((query, key, value, scoring, at)))
@@ -105,13 +105,14 @@ def _ring_forward(
     plan: Plan, axis_name: str, query: jax.Array, key: jax.Array, value: jax.Array, scoring: Scoring, at: Sides
 ) -> tuple[jax.Array, jax.Array]:
     def step(carry: tuple, _: None) -> tuple[tuple, None]:
-        total, *moving = carry
-        moving = _pass_keys_on(*moving, axis_name)
-        return (merge([total, forward(plan, query, *moving, None)]), *moving), None
+        total, k, v, here, at = carry
+        k, v, here, at = _pass_keys_on(k, v, here, at, axis_name)
+        return (merge([total, forward(plan, query, k, v, here, at, None)]), k, v, here, at), None
 
     output, lse = forward(plan, query, key, value, scoring, at, None)
     total = output.astype(accumulator(output)), lse
-    (total, *_), _ = lax.scan(step, (total, key, value, scoring, at), length=lax.axis_size(axis_name) - 1)
+    start: tuple = total, key, value, scoring, at
+    (total, *_), _ = lax.scan(step, start, length=lax.axis_size(axis_name) - 1)
     return total[0].astype(query.dtype), total[1]
 
 
@@ -127,12 +128,12 @@ def _ring_bwd(plan: Plan, axis_name: str, saved: tuple, d_output: jax.Array) -> 
     free = [jnp.issubdtype(x.dtype, jnp.inexact) for x in leaves]
 
     def step(carry: tuple, _: None) -> tuple[tuple, None]:
-        d_query, d_key, d_value, d_free, *moving = carry
-        more = backward(plan, query, *moving, None, output, lse, d_output, jnp.zeros_like(lse))
+        d_query, d_key, d_value, d_free, k, v, here, at = carry
+        more = backward(plan, query, k, v, here, at, None, output, lse, d_output, jnp.zeros_like(lse))
         changes = [x for x, is_free in zip(jax.tree.leaves(more[3]), free, strict=True) if is_free]
         d_free = [total + x for total, x in zip(d_free, changes, strict=True)]
         d_key, d_value = _pass_on((d_key + more[1], d_value + more[2]), axis_name)
-        return (d_query + more[0], d_key, d_value, d_free, *_pass_keys_on(*moving, axis_name)), None
+        return (d_query + more[0], d_key, d_value, d_free, *_pass_keys_on(k, v, here, at, axis_name)), None
 
     arrays = query, key, value, [x for x, is_free in zip(leaves, free, strict=True) if is_free]
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, accumulator(x)), arrays)
@@ -143,8 +144,8 @@ def _ring_bwd(plan: Plan, axis_name: str, saved: tuple, d_output: jax.Array) -> 
         next(d_arrays).astype(x.dtype) if is_free else np.zeros(x.shape, jax.dtypes.float0)
         for x, is_free in zip(leaves, free, strict=True)
     ]
-    gradients = (x.astype(like.dtype) for x, like in zip(gradients, (query, key, value), strict=True))
-    return *gradients, jax.tree.unflatten(structure, d_scoring), None
+    typed = (x.astype(like.dtype) for x, like in zip(gradients, (query, key, value), strict=True))
+    return *typed, jax.tree.unflatten(structure, d_scoring), None
 
 
 _ring.defvjp(_ring_fwd, _ring_bwd)

@@ -59,7 +59,7 @@ def _least(a: int | None, b: int | None) -> int | None:
 def cudnn_attention(query: jax.Array, key: jax.Array, value: jax.Array, scoring: Scoring) -> jax.Array:
     """cuDNN's fused attention, through `jax.nn.dot_product_attention`; see `missing` for what it has."""
     left, right = reach(scoring.rule) or (None, None)
-    window = tuple(query.shape[1] if n is None else n for n in (left, right))
+    window = query.shape[1] if left is None else left, query.shape[1] if right is None else right
     return jax.nn.dot_product_attention(
         query,
         key,
@@ -79,6 +79,7 @@ def splash_attention(
 
     (T, H), S = query.shape[1:3], key.shape[1]
     left, right = reach(scoring.rule) or (None, None)
+    mask: splash_attention_mask.Mask
     if left is None and right is None:
         mask = splash_attention_mask.FullMask((T, S))
     elif left is None and right == 0:
