@@ -128,13 +128,14 @@ def test_ties_go_to_the_smaller_beam_and_id():
     def step(tokens, cache):
         return jnp.zeros((*tokens.shape, 4)), cache
 
-    found = beam_search(step, None, jnp.array([[1]]), beam_size=3, n_best=3, alpha=0.0, max_length=2, eos_id=3)
+    options = {"beam_size": 3, "n_best": 3, "alpha": 0.0, "max_length": 2, "eos_id": 3}
+    found = jax.jit(lambda p: beam_search(step, None, p, **options))(jnp.array([[1]]))
     assert [tokens_of(y, n) for y, n in zip(found.ids[0], found.lengths[0], strict=True)] == [(3,), (0, 3), (1, 3)]
 
 
 def test_without_an_end_the_beam_is_returned_unfinished(toy):
     model = toy(vocab=4, seed=1)
-    found = beam_search(model.step, model.cache(1), jnp.array([[1]]), beam_size=64, n_best=4, max_length=3, eos_id=None)
+    found = model.jit(beam_search, beam_size=64, n_best=4, max_length=3, eos_id=None)([[1]])
     every = [(model.log_probs([1], y).sum() / (8 / 6) ** 0.6, y) for y in np.ndindex(4, 4, 4)]
     expected = sorted(every, reverse=True)[:4]
     assert [tuple(int(i) for i in y) for y in found.ids[0]] == [y for _, y in expected]
@@ -144,9 +145,7 @@ def test_without_an_end_the_beam_is_returned_unfinished(toy):
 
 def test_several_ends(toy):
     model = toy(vocab=5, seed=2)
-    found = beam_search(
-        model.step, model.cache(1), jnp.array([[1]]), beam_size=60, alpha=0.6, max_length=3, eos_id=(2, 4)
-    )
+    found = model.jit(beam_search, beam_size=60, alpha=0.6, max_length=3, eos_id=(2, 4))([[1]])
     best = max(
         (model.log_probs([1], y).sum() / ((5 + len(y)) / 6) ** 0.6, y)
         for n in range(3)
@@ -162,7 +161,8 @@ def test_fewer_hypotheses_than_asked_for():
     def step(tokens, cache):  # only the end may follow
         return jnp.log(jnp.array([0.0, 0.0, 1.0])) + jnp.zeros((*tokens.shape, 1)), cache
 
-    found = beam_search(step, None, jnp.array([[1]]), beam_size=3, n_best=2, max_length=4, eos_id=2)
+    options = {"beam_size": 3, "n_best": 2, "max_length": 4, "eos_id": 2}
+    found = jax.jit(lambda p: beam_search(step, None, p, **options))(jnp.array([[1]]))
     assert found.ids[0].tolist() == [[2, 0, 0, 0], [0, 0, 0, 0]]
     assert found.lengths[0].tolist() == [1, 0]
     assert found.scores[0].tolist() == [0.0, -np.inf]

@@ -1,3 +1,4 @@
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -36,8 +37,8 @@ def test_takes_the_most_probable_token(toy, chunk):
 def test_last_logits_alone_give_the_same(toy):
     model = toy(vocab=7, seed=1)
     prompt = jnp.array([[1, 3], [4, 4]])
-    every = greedy(model.step, model.cache(2), prompt, max_length=6, eos_id=EOS)
-    last = greedy(model.last_step, model.cache(2), prompt, max_length=6, eos_id=EOS)
+    every = model.jit(greedy, max_length=6, eos_id=EOS)(prompt)
+    last = jax.jit(lambda p: greedy(model.last_step, model.cache(2), p, max_length=6, eos_id=EOS))(prompt)
     assert every.ids.tolist() == last.ids.tolist()
 
 
@@ -47,7 +48,7 @@ def test_stops_unfinished_where_nothing_is_allowed(toy):
     def two_tokens(history):
         return jnp.full((1, 5), history.length < 3).at[:, EOS].set(False)
 
-    found = greedy(model.step, model.cache(1), jnp.array([[1]]), max_length=6, eos_id=EOS, allow=[two_tokens])
+    found = model.jit(greedy, max_length=6, eos_id=EOS, allow=(two_tokens,))([[1]])
     assert found.lengths.tolist() == [2] and found.finished.tolist() == [False]
     np.testing.assert_allclose(found.scores[0], model.log_probs([1], found.ids[0, :2].tolist()).sum(), atol=1e-4)
 
@@ -63,7 +64,8 @@ def test_rules_see_the_text_they_are_given():
         return jnp.arange(4) == history.tokens[:, :1]
 
     text = jnp.array([[3, -1, 1]])
-    found = greedy(step, None, jnp.array([[1]]), max_length=2, eos_id=None, seen=text, allow=[rule])
+    options = {"max_length": 2, "eos_id": None, "seen": text, "allow": [rule]}
+    found = jax.jit(lambda p: greedy(step, None, p, **options))(jnp.array([[1]]))
     assert found.ids.tolist() == [[3, 3]]
     assert seen[0] == (3, 4, (1, 5))
 
@@ -74,9 +76,8 @@ def test_score_is_the_teacher_forced_log_probability(toy, form):
     prompt, targets = np.array([[1, 3], [4, 0]]), np.array([[5, 6, EOS, 0], [3, 3, 1, 4]])
     mask = token_mask(jnp.array(targets), EOS)
     assert mask.tolist() == [[True, True, True, False], [True] * 4]
-    scores, log_probs = score(
-        getattr(model, form), model.cache(2), jnp.array(prompt), jnp.array(targets), mask=mask, alpha=1.0
-    )
+    run = jax.jit(lambda p, t: score(getattr(model, form), model.cache(2), p, t, mask=mask, alpha=1.0))
+    scores, log_probs = run(prompt, targets)
     for row, n in enumerate([3, 4]):
         expected = model.log_probs(prompt[row], targets[row, :n])
         np.testing.assert_allclose(log_probs[row, :n], expected, atol=1e-4)

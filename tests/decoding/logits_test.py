@@ -72,14 +72,12 @@ def test_repeats_are_found_only_among_real_tokens():
 def test_forced_tokens_come_first(toy):
     model = toy(vocab=6, seed=0)
     prompt = jnp.array([[1], [4]])
-    free = greedy(model.step, model.cache(2), jnp.array([[1, 3, 5], [4, 3, 5]]), max_length=4, eos_id=2)
-    first = greedy(model.step, model.cache(2), prompt, max_length=6, eos_id=2, allow=[rules.ForceFirst((3, 5))])
+    free = model.jit(greedy, max_length=4, eos_id=2)([[1, 3, 5], [4, 3, 5]])
+    first = model.jit(greedy, max_length=6, eos_id=2, allow=(rules.ForceFirst((3, 5)),))(prompt)
     assert first.ids[:, :2].tolist() == [[3, 5], [3, 5]]
     np.testing.assert_array_equal(first.ids[:, 2:], free.ids)
     prefix = rules.ForcePrefix(jnp.array([[3, 5, 0], [5, -1, -1]]))
-    found = beam_search(
-        model.step, model.cache(2), prompt, beam_size=3, n_best=3, max_length=5, eos_id=2, allow=[prefix]
-    )
+    found = model.jit(beam_search, beam_size=3, n_best=3, max_length=5, eos_id=2, allow=(prefix,))(prompt)
     assert np.all(found.ids[0, :, :3] == jnp.array([3, 5, 0]))
     assert np.all(found.ids[1, :, 0] == 5)
     assert len(set(np.asarray(found.ids[1, :, 1]).tolist())) > 1
@@ -89,17 +87,8 @@ def test_one_of_finds_the_best_of_the_given_sequences(toy):
     model = toy(vocab=6, seed=3)
     sequences = [(3, 5, 2), (3, 2), (0, 1, 1, 2), (5, 4, 2)]
     padded = jnp.array([[*s, *[-1] * (4 - len(s))] for s in sequences])
-    found = beam_search(
-        model.step,
-        model.cache(1),
-        jnp.array([[1]]),
-        beam_size=4,
-        n_best=4,
-        alpha=1.0,
-        max_length=6,
-        eos_id=2,
-        allow=[rules.OneOf(padded)],
-    )
+    options = {"beam_size": 4, "n_best": 4, "alpha": 1.0, "max_length": 6, "eos_id": 2}
+    found = model.jit(beam_search, allow=(rules.OneOf(padded),), **options)([[1]])
     expected = sorted(((model.log_probs([1], s).sum() / ((5 + len(s)) / 6), s) for s in sequences), reverse=True)
     got = [tuple(y[:n].tolist()) for y, n in zip(np.asarray(found.ids[0]), found.lengths[0].tolist(), strict=True)]
     assert got == [s for _, s in expected]
@@ -109,18 +98,17 @@ def test_one_of_finds_the_best_of_the_given_sequences(toy):
 def test_ids_past_the_vocabulary_are_never_drawn(toy):
     model = toy(vocab=8, seed=1)
     prompt = jnp.arange(5)[:, None]
-    free = greedy(model.step, model.cache(5), prompt, max_length=8, eos_id=None)
+    free = model.jit(greedy, max_length=8, eos_id=None)(prompt)
     assert int(free.ids.max()) > 4
-    found = greedy(model.step, model.cache(5), prompt, max_length=8, eos_id=None, allow=[rules.BelowSize(5)])
+    found = model.jit(greedy, max_length=8, eos_id=None, allow=(rules.BelowSize(5),))(prompt)
     assert int(found.ids.max()) <= 4
 
 
 def test_beams_rank_by_reweighted_and_report_own_log_probabilities(toy):
     model = toy(vocab=4, seed=2)
     bias = rules.LogitBias(((0, 1.5), (3, -1.0)))
-    found = beam_search(
-        model.step, model.cache(1), jnp.array([[1]]), beam_size=27, max_length=3, eos_id=2, alpha=1.0, reweight=[bias]
-    )
+    options = {"beam_size": 27, "max_length": 3, "eos_id": 2, "alpha": 1.0}
+    found = model.jit(beam_search, reweight=(bias,), **options)([[1]])
 
     class Biased(type(model)):
         def logits(self, tokens):

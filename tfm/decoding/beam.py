@@ -382,8 +382,9 @@ def beam_search(
     Example:
         >>> def step(tokens, cache):  # 1 and 2 follow anything, 2 being the end
         ...     return jnp.log(jnp.array([0.0, 0.6, 0.4])) + jnp.zeros((*tokens.shape, 1)), cache
-        >>> ids, scores, finished = beam_search(
-        ...     step, None, jnp.array([[1]]), beam_size=2, alpha=0.0, max_length=3, eos_id=2, n_best=2)
+        >>> options = {"beam_size": 2, "alpha": 0.0, "max_length": 3, "eos_id": 2, "n_best": 2}
+        >>> search = jax.jit(lambda prompt: beam_search(step, None, prompt, **options))
+        >>> ids, scores, finished = search(jnp.array([[1]]))
         >>> ids.tolist(), bool(jnp.allclose(jnp.exp(scores), jnp.array([[0.4, 0.24]])))
         ([[[2, 0, 0], [1, 2, 0]]], True)
 

@@ -64,7 +64,8 @@ def greedy(
         >>> import jax.numpy as jnp
         >>> def step(tokens, cache):  # the next token is the last one plus 1
         ...     return jax.nn.one_hot(tokens + 1, 5), cache
-        >>> ids, scores, finished = greedy(step, None, jnp.array([[1], [3]]), max_length=2, eos_id=4)
+        >>> search = jax.jit(lambda prompt: greedy(step, None, prompt, max_length=2, eos_id=4))
+        >>> ids, scores, finished = search(jnp.array([[1], [3]]))
         >>> ids.tolist(), finished.tolist()
         ([[2, 3], [4, 0]], [False, True])
     """

@@ -105,8 +105,8 @@ def sample(
     Example:
         >>> def step(tokens, cache):  # the next token is the last one plus 1 or plus 2
         ...     return jnp.log(jax.nn.one_hot(tokens + 1, 9) + jax.nn.one_hot(tokens + 2, 9)), cache
-        >>> ids, scores, finished = sample(
-        ...     step, None, jnp.array([[1]]), key=jax.random.key(0), max_length=2, eos_id=None)
+        >>> search = jax.jit(lambda prompt, key: sample(step, None, prompt, key=key, max_length=2, eos_id=None))
+        >>> ids, scores, finished = search(jnp.array([[1]]), jax.random.key(0))
         >>> ids.shape, bool((ids[0, 1] - ids[0, 0]) in (1, 2)), round(float(scores[0]), 4)
         ((1, 2), True, -1.3863)
     """
