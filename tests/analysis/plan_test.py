@@ -47,7 +47,7 @@ print(json.dumps(found))
 
 @pytest.fixture(scope="module")
 def eight_devices():
-    found = subprocess.run([sys.executable, "-c", EIGHT_DEVICES], capture_output=True, text=True, timeout=300)
+    found = subprocess.run([sys.executable, "-c", EIGHT_DEVICES], capture_output=True, text=True, timeout=900)
     assert found.returncode == 0, found.stderr
     return json.loads(found.stdout.splitlines()[-1])
 
