@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+ROOT = Path(__file__).resolve().parents[2]
 TABLE = Path(__file__).with_name("costs_table.json")
 # Fusion depends on the instruction set; this one is on every x86 processor of the last ten years.
 FLAGS = "--xla_cpu_max_isa=AVX2 --xla_cpu_multi_thread_eigen=true"
@@ -75,6 +76,7 @@ def counts() -> dict[str, dict[str, float]]:
     """All shapes, measured in a process of its own, whose instruction set is fixed and whose programs are new."""
     environment = {name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}
     environment |= dict(XLA_FLAGS=FLAGS, JAX_PLATFORMS="cpu")
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     run = subprocess.run([sys.executable, __file__, "--print"], env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     return json.loads(run.stdout)
