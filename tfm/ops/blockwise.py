@@ -20,10 +20,12 @@ from tfm.ops.blockwise_backward import backward
 from tfm.ops.dense import NEGATIVE, Scoring, accumulator, scaled
 from tfm.ops.masks import FULL, PARTIAL
 from tfm.ops.order import dilation_groups, token_order
-from tfm.ops.plan import Plan, from_blocks, make_plan, places, to_blocks
+from tfm.ops.plan import Plan, choose_block, from_blocks, make_plan, places, to_blocks
 from tfm.ops.tokens import Array, Tokens, vary_alike
 
 BLOCKS = 512, 512
+SIZES = 512, 256, 128, 64  # sparse rules take the one that visits least
+OVERHEAD = 40_000  # of a block, in scores: what a visit costs beside them
 MAX_ELEMENTS = 8 * 512 * 512  # scores of a block, over the heads of a chunk: they should stay in the cache
 
 
@@ -41,7 +43,8 @@ def blockwise_attention(
     query, scoring = scaled(query, scoring)
     heads = query.shape[2], key.shape[2]
     groups = dilation_groups(scoring.rule, heads)
-    blocks = BLOCKS if block_size is None else (block_size, block_size)
+    size = choose_block(scoring.rule, query_tokens, key_tokens, SIZES, OVERHEAD) if block_size is None else block_size
+    blocks = size, size
     blocks = min(blocks[0], query.shape[1]), min(blocks[1], key.shape[1])
     sides = query_tokens, key_tokens
     if len(groups) == 1:

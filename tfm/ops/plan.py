@@ -105,6 +105,21 @@ def make_plan(
     return Plan((T, S), key_length, blocks, chunk, heads, head_ids, kinds.tobytes(), consecutive, dynamic)
 
 
+def choose_block(rule: Rule | None, query: Tokens, key: Tokens, sizes: tuple[int, ...], overhead: int) -> int:
+    """The block size, of those given, for which the visited blocks cost least.
+
+    A block costs its scores and an overhead, in scores.
+    """
+    if rule is None:
+        return sizes[0]
+
+    def cost(size: int) -> int:
+        some, _ = static_bounds(rule, query, key, size, size)
+        return int(some.sum()) * (size * size + overhead)
+
+    return min(sizes, key=cost)
+
+
 def places(tokens: Tokens, block: int) -> np.ndarray:
     """The tokens' places in their arrays, block by block: [n, block] int32; filling has the length's or more."""
     length = tokens.positions.shape[1]
