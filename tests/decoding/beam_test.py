@@ -38,15 +38,10 @@ def reference_search(model, prompt, size, n_best, alpha, limit):
     """Beam search without early stopping, in float64: every live hypothesis goes on to the limit."""
     live, ended = [(0.0, ())], []
     for n in range(1, limit + 1):
-        grown = []
-        for total, ids in live:
-            for token in range(model.vocab):
-                new = (total + model.log_probs(prompt, (*ids, token))[-1], (*ids, token))
-                if token == EOS:
-                    ended.append((new[0] / ((5 + n) / 6) ** alpha, new[1]))
-                else:
-                    grown.append(new)
-        live = sorted(grown, reverse=True)[:size]
+        grown = sorted(((total + model.log_probs(prompt, (*ids, token))[-1], (*ids, token))
+                        for total, ids in live for token in range(model.vocab)), reverse=True)
+        ended += [(total / ((5 + n) / 6) ** alpha, ids) for total, ids in grown[:size] if ids[-1] == EOS]
+        live = [new for new in grown if new[1][-1] != EOS][:size]
     cut = [(total / ((5 + limit) / 6) ** alpha, ids) for total, ids in live]
     return (sorted(ended, reverse=True) + sorted(cut, reverse=True))[:n_best]
 
@@ -186,3 +181,21 @@ def test_refuses(toy, options, message):
     arguments = {"prompt": jnp.array([[1]]), "max_length": 4, "eos_id": EOS, **options}
     with pytest.raises(ValueError, match=message):
         beam_search(model.step, model.cache(1), **arguments)
+
+
+def test_an_improbable_end_does_not_compete():
+    """The end alone has the best score of all whole outputs, 0.02, but is never among the two best candidates."""
+
+    def step(tokens, cache):
+        early, late = jnp.array([0.49, 0.49, 0.02]), jnp.array([0.05, 0.05, 0.9])  # two words and the end
+        return jnp.log(jnp.where((cache >= 8)[:, None], late, early))[:, None], cache + 1
+
+    @jax.jit
+    def search():
+        ids, _, finished = beam_search(step, jnp.zeros(1, jnp.int32), jnp.array([[0]]), beam_size=2, alpha=0.0,
+                                       max_length=20, eos_id=2)
+        return ids, finished
+
+    ids, finished = search()
+    assert finished[0, 0]
+    assert ids[0, 0].tolist().index(2) == 8

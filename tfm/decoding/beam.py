@@ -1,8 +1,10 @@
 """Beam search: keep the K most probable beginnings of each row, and stop when none of them can still win.
 
-At every step each live hypothesis may end or go on. All endings compete for the row's n best results; the K best
-continuations are the next beam. Log-probabilities never rise, so a live hypothesis with the sum s can at best reach
-s / length_penalty(limit): the row stops when its n-th best result is at least that, or at its limit.
+At every step each live hypothesis may end or go on. The K best continuations are the next beam; an ending counts where
+it is among the K best of all candidates, endings and continuations, and then competes for the row's n best results.
+Without that rule an improbable empty output could win by its shortness alone. Log-probabilities never rise, so a live
+hypothesis with the sum s can at best reach s / length_penalty(limit): the row stops when its n-th best result is at
+least that, or at its limit.
 """
 
 from collections.abc import Callable, Sequence
@@ -221,8 +223,8 @@ class Beam:
             chosen = jnp.take_along_axis(logits.reshape(batch, -1), places, axis=1)
             return chosen - jnp.take_along_axis(log_z.reshape(batch, -1), beams, axis=1)
 
-        ended = self._end(state, allowed, changed_z, own)
         tokens, parents, sums = self._continue(state, allowed, changed_z)
+        ended = self._end(state, allowed, changed_z, sums, own)
         live = state.live.take(parents, sums).append(tokens, own(parents, tokens), state.count)
         count = state.count + 1
         # The best a live hypothesis can reach: its sum over the penalty of the limit (of the next length if alpha < 0).
@@ -260,9 +262,10 @@ class Beam:
         state: BeamState,
         scores: jax.Array,
         log_z: jax.Array,
+        continued: jax.Array,
         own: Callable[[jax.Array, jax.Array], jax.Array],
     ) -> Beams:
-        """The n best finished hypotheses, with every live one ending now in each possible way."""
+        """The n best finished hypotheses, with those that end now; continued: [B, K] sums of the next beam."""
         if not self.eos_ids:
             return state.ended
         (batch, width), ends = state.live.scores.shape, len(self.eos_ids)
@@ -270,11 +273,18 @@ class Beam:
         tokens = jnp.broadcast_to(jnp.tile(jnp.array(self.eos_ids, jnp.int32), width), beams.shape)
         gains = jnp.minimum(scores[:, jnp.array(self.eos_ids)] - log_z[:, None], 0.0)
         sums = (state.live.scores[..., None] + gains.reshape(batch, width, ends)).reshape(batch, -1)
+        sums = jnp.where(self._may_end(sums, continued), sums, -jnp.inf)
         scores = sums / length_penalty(state.count + 1, self.alpha)
         if state.attended is not None and state.source_mask is not None:
             scores += jnp.repeat(self.coverage * coverage_penalty(state.attended, state.source_mask), ends, axis=1)
         ended = state.live.take(beams, scores).append(tokens, own(beams, tokens), state.count)
         return state.ended.best(self.n_best, ended)
+
+    def _may_end(self, sums: jax.Array, continued: jax.Array) -> jax.Array:
+        """Where an ending [B, J * E] is among the K most probable of all candidates, endings and continuations."""
+        better = jnp.sum(continued[:, None, :] > sums[..., None], axis=-1)
+        better += jnp.sum(sums[:, None, :] > sums[..., None], axis=-1)
+        return better < self.beam_size
 
 
 def best_continuations(

@@ -85,6 +85,10 @@ class LexicalBeam(Beam):
         tokens, parents, sums = (jnp.take_along_axis(x, chosen, axis=1) for x in (tokens, parents, sums))
         return tokens, parents, sums
 
+    def _may_end(self, sums: jax.Array, continued: jax.Array) -> jax.Array:
+        """Whatever has all phrases may end: what is better is so, as a rule, for lack of them."""
+        return jnp.ones(sums.shape, bool)
+
     def _with_phrases(self, state: BeamState, scores: jax.Array, log_z: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The usual candidates and, for each phrase, the token that begins it and the one that goes on with it."""
         batch, width = state.live.scores.shape
