@@ -27,7 +27,7 @@ class OutputLogits(nn.Module):
         config = self.config
         dtype = jnp.dtype(config.param_dtype)
         if self.has_variable("decoding", "matrix"):
-            matrix = self.get_variable("decoding", "matrix")
+            matrix: Any = self.get_variable("decoding", "matrix")
             logits = jnp.einsum("...M,MV->...V", hidden.astype(matrix.dtype), matrix,
                                 preferred_element_type=jnp.float32)
         elif tied is not None:

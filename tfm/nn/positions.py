@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,8 @@ class Rotary:
     def __call__(self, x: jax.Array, positions: Any) -> jax.Array:
         if positions is None:
             positions = np.arange(x.shape[1])
-        return rotary(x, positions, base=self.base, layout=self.layout, scaling=self.scaling, rotary_dim=self.dim)
+        return rotary(x, positions, base=self.base, layout=self.layout, scaling=cast(Any, self.scaling),
+                      rotary_dim=self.dim)
 
 
 def rotary_from(config: ModelConfig) -> Rotary | None:
