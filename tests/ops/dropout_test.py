@@ -136,8 +136,10 @@ def test_old_keys_types_and_edges() -> None:
     assert bool(keep_mask(_key(0), 0.0, jnp.arange(10**5)).all())
 
 
-@pytest.mark.parametrize("arguments, message", [
-    ((1.0, None), "rate must be in"), ((-0.1, None), "rate must be in"), ((0.5, None), "needs a key")])
+@pytest.mark.parametrize(
+    "arguments, message",
+    [((1.0, None), "rate must be in"), ((-0.1, None), "rate must be in"), ((0.5, None), "needs a key")],
+)
 def test_wrong_arguments(arguments: tuple, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         dropout(jnp.ones(3), *arguments)

@@ -22,9 +22,14 @@ FORMS = [
 
 def _inputs(seed: int = 0) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
-    return dict(hidden=rng.normal(size=(B, T, M)), embedding=rng.normal(size=(V, M)), bias=rng.normal(size=V),
-                targets=rng.integers(0, V, (B, T)), weights=rng.uniform(0.0, 2.0, (B, T)) * (rng.random((B, T)) < 0.8),
-                cotangent=rng.normal(size=(B, T)))
+    return dict(
+        hidden=rng.normal(size=(B, T, M)),
+        embedding=rng.normal(size=(V, M)),
+        bias=rng.normal(size=V),
+        targets=rng.integers(0, V, (B, T)),
+        weights=rng.uniform(0.0, 2.0, (B, T)) * (rng.random((B, T)) < 0.8),
+        cotangent=rng.normal(size=(B, T)),
+    )
 
 
 def _smoothed(logits: np.ndarray, targets: np.ndarray, smoothing: float) -> np.ndarray:
@@ -46,8 +51,9 @@ def _torch_gradients(x: dict[str, np.ndarray], outer: np.ndarray, form: dict) ->
     logits = tensors["hidden"] @ tensors["embedding"].T + (tensors["bias"] if form["with_bias"] else 0.0)
     if form["softcap"] is not None:
         logits = form["softcap"] * torch.tanh(logits / form["softcap"])
-    losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), torch.tensor(x["targets"]).flatten(),
-                                               label_smoothing=form["smoothing"], reduction="none").reshape(B, T)
+    losses = torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), torch.tensor(x["targets"]).flatten(), label_smoothing=form["smoothing"], reduction="none"
+    ).reshape(B, T)
     losses = losses * tensors["weights"]
     (losses * torch.tensor(outer)).sum().backward()
     return losses.detach().numpy(), [None if t.grad is None else t.grad.numpy() for t in tensors.values()]
@@ -56,8 +62,16 @@ def _torch_gradients(x: dict[str, np.ndarray], outer: np.ndarray, form: dict) ->
 @functools.partial(jax.jit, static_argnames=("function", "smoothing", "softcap", "with_bias", "chunk_size"))
 def _value_and_gradients(x, outer, *, function, smoothing, softcap, with_bias, chunk_size):
     def run(hidden, embedding, bias, weights):
-        return function(hidden, embedding, x["targets"], smoothing=smoothing, weights=weights,
-                        bias=bias if with_bias else None, softcap=softcap, chunk_size=chunk_size)
+        return function(
+            hidden,
+            embedding,
+            x["targets"],
+            smoothing=smoothing,
+            weights=weights,
+            bias=bias if with_bias else None,
+            softcap=softcap,
+            chunk_size=chunk_size,
+        )
 
     value, pull = jax.vjp(run, *(x[name] for name in NAMES))
     return value, pull(outer)
@@ -71,8 +85,9 @@ def _float32(x: dict[str, np.ndarray]) -> dict[str, jax.Array]:
 def test_plain_loss_is_the_formula(smoothing: float) -> None:
     x = _inputs()
     logits = _logits(x, None, True)
-    loss = label_smoothed_cross_entropy(jnp.asarray(logits, jnp.float32), x["targets"], smoothing=smoothing,
-                                        weights=x["weights"])
+    loss = label_smoothed_cross_entropy(
+        jnp.asarray(logits, jnp.float32), x["targets"], smoothing=smoothing, weights=x["weights"]
+    )
     np.testing.assert_allclose(loss, _smoothed(logits, x["targets"], smoothing) * x["weights"], rtol=2e-6, atol=1e-6)
 
 
@@ -88,8 +103,13 @@ def test_plain_loss_is_in_float32_and_finite_for_large_bfloat16_logits() -> None
 def test_fused_loss_of_each_token(form: dict, chunk_size: int) -> None:
     x = _inputs(1)
     losses, gradients = _torch_gradients(x, x["cotangent"], form)
-    got, got_gradients = _value_and_gradients(_float32(x), jnp.asarray(x["cotangent"], jnp.float32),
-                                              function=fused_cross_entropy, chunk_size=chunk_size, **form)
+    got, got_gradients = _value_and_gradients(
+        _float32(x),
+        jnp.asarray(x["cotangent"], jnp.float32),
+        function=fused_cross_entropy,
+        chunk_size=chunk_size,
+        **form,
+    )
     np.testing.assert_allclose(got, losses, rtol=1e-5, atol=1e-5)
     _compare(got_gradients, gradients)
 
@@ -99,8 +119,9 @@ def test_fused_sum(form: dict) -> None:
     x = _inputs(2)
     outer = np.float64(-0.37)
     losses, gradients = _torch_gradients(x, outer, form)
-    got, got_gradients = _value_and_gradients(_float32(x), jnp.float32(outer), function=fused_cross_entropy_sum,
-                                              chunk_size=9, **form)
+    got, got_gradients = _value_and_gradients(
+        _float32(x), jnp.float32(outer), function=fused_cross_entropy_sum, chunk_size=9, **form
+    )
     np.testing.assert_allclose(got, losses.sum(), rtol=1e-5)
     _compare(got_gradients, gradients)
 
@@ -116,8 +137,13 @@ def test_any_leading_axes(shape: tuple[int, ...]) -> None:
     rng = np.random.default_rng(3)
     hidden, embedding = rng.normal(size=(*shape, M)), rng.normal(size=(V, M))
     targets = rng.integers(0, V, shape)
-    loss = fused_cross_entropy(jnp.asarray(hidden, jnp.float32), jnp.asarray(embedding, jnp.float32),
-                               jnp.asarray(targets), smoothing=0.1, chunk_size=3)
+    loss = fused_cross_entropy(
+        jnp.asarray(hidden, jnp.float32),
+        jnp.asarray(embedding, jnp.float32),
+        jnp.asarray(targets),
+        smoothing=0.1,
+        chunk_size=3,
+    )
     logits = hidden @ embedding.T
     expected = _smoothed(logits.reshape(-1, V), targets.reshape(-1), 0.1).reshape(shape)
     np.testing.assert_allclose(loss, expected, rtol=1e-5)
@@ -129,14 +155,17 @@ def test_padding_has_no_say_whatever_its_target() -> None:
     outcomes = []
     for target in (0, V - 1, -100, 10**6):
         targets = x["targets"].at[:, 4:].set(target)
-        value = jax.value_and_grad(lambda h, e, ids=targets: fused_cross_entropy_sum(
-            h, e, ids, smoothing=0.1, weights=weights, chunk_size=9), argnums=(0, 1))
+        value = jax.value_and_grad(
+            lambda h, e, ids=targets: fused_cross_entropy_sum(h, e, ids, smoothing=0.1, weights=weights, chunk_size=9),
+            argnums=(0, 1),
+        )
         outcomes.append(jax.jit(value)(x["hidden"], x["embedding"]))
     for outcome in outcomes[1:]:
         jax.tree.map(np.testing.assert_array_equal, outcome, outcomes[0])
     assert not np.any(outcomes[0][1][0][:, 4:])
     np.testing.assert_allclose(
-        outcomes[0][0], _smoothed(_logits(_inputs(4), None, False), _inputs(4)["targets"], 0.1)[:, :4].sum(), rtol=1e-5)
+        outcomes[0][0], _smoothed(_logits(_inputs(4), None, False), _inputs(4)["targets"], 0.1)[:, :4].sum(), rtol=1e-5
+    )
 
 
 def test_bfloat16_operands_and_float32_sums() -> None:
@@ -146,8 +175,9 @@ def test_bfloat16_operands_and_float32_sums() -> None:
     form = FORMS[1]
     losses, gradients = _torch_gradients(x, np.float64(1.0), form)
     inputs = _float32(x) | {"hidden": jnp.asarray(x["hidden"], jnp.bfloat16)}
-    got, got_gradients = _value_and_gradients(inputs, jnp.float32(1.0), function=fused_cross_entropy_sum, chunk_size=9,
-                                              **form)
+    got, got_gradients = _value_and_gradients(
+        inputs, jnp.float32(1.0), function=fused_cross_entropy_sum, chunk_size=9, **form
+    )
     np.testing.assert_allclose(got, losses.sum(), rtol=1e-5)
     assert [g.dtype for g in got_gradients] == [jnp.bfloat16, jnp.float32, jnp.float32, jnp.float32]
     for ours, theirs in zip(got_gradients, gradients, strict=True):
@@ -157,8 +187,14 @@ def test_bfloat16_operands_and_float32_sums() -> None:
 def test_no_array_of_batch_length_and_vocabulary() -> None:
     """Temporary memory of a step with gradients is a few chunks of logits, not all of them."""
     batch, length, width, vocabulary, chunk = 8, 64, 16, 4000, 64
-    shapes = [jax.ShapeDtypeStruct(s, d) for s, d in
-              (((batch, length, width), jnp.float32), ((vocabulary, width), jnp.float32), ((batch, length), jnp.int32))]
+    shapes = [
+        jax.ShapeDtypeStruct(s, d)
+        for s, d in (
+            ((batch, length, width), jnp.float32),
+            ((vocabulary, width), jnp.float32),
+            ((batch, length), jnp.int32),
+        )
+    ]
     for function in (fused_cross_entropy, fused_cross_entropy_sum):
         step = jax.jit(jax.grad(lambda h, e, t, f=function: jnp.sum(f(h, e, t, chunk_size=chunk)), argnums=(0, 1)))
         memory = step.lower(*shapes).compile().memory_analysis()
@@ -166,15 +202,18 @@ def test_no_array_of_batch_length_and_vocabulary() -> None:
         assert memory.temp_size_in_bytes < 4 * batch * length * vocabulary
 
 
-@pytest.mark.parametrize("changes, message", [
-    (dict(targets=jnp.zeros((B, T + 1), jnp.int32)), "targets must have the shape"),
-    (dict(weights=jnp.zeros((B, 1))), "weights must have the shape"),
-    (dict(smoothing=1.0), "smoothing must be in"),
-    (dict(embedding=jnp.zeros((V, M + 1))), "embedding must be"),
-    (dict(bias=jnp.zeros(V + 1)), "bias must have the shape"),
-    (dict(softcap=0.0), "softcap must be above 0"),
-    (dict(chunk_size=0), "chunk_size must be above 0"),
-])
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        (dict(targets=jnp.zeros((B, T + 1), jnp.int32)), "targets must have the shape"),
+        (dict(weights=jnp.zeros((B, 1))), "weights must have the shape"),
+        (dict(smoothing=1.0), "smoothing must be in"),
+        (dict(embedding=jnp.zeros((V, M + 1))), "embedding must be"),
+        (dict(bias=jnp.zeros(V + 1)), "bias must have the shape"),
+        (dict(softcap=0.0), "softcap must be above 0"),
+        (dict(chunk_size=0), "chunk_size must be above 0"),
+    ],
+)
 def test_wrong_arguments_are_named(changes: dict, message: str) -> None:
     arguments = dict(hidden=jnp.zeros((B, T, M)), embedding=jnp.zeros((V, M)), targets=jnp.zeros((B, T), jnp.int32))
     with pytest.raises(ValueError, match=message):

@@ -10,8 +10,12 @@ from tfm.ops.projection import projection
 
 def _inputs(shape: tuple[int, ...], features: int) -> tuple[np.ndarray, ...]:
     rng = np.random.default_rng(0)
-    return (rng.normal(size=shape), rng.normal(size=(shape[-1], features)), rng.normal(size=features),
-            rng.normal(size=(*shape[:-1], features)))
+    return (
+        rng.normal(size=shape),
+        rng.normal(size=(shape[-1], features)),
+        rng.normal(size=features),
+        rng.normal(size=(*shape[:-1], features)),
+    )
 
 
 @pytest.mark.parametrize("shape", [(5,), (4, 5), (2, 3, 5), (0, 5)])
@@ -49,6 +53,7 @@ def test_float64_stays_float64() -> None:
 
 def test_gradient_of_the_weights_needs_no_transposed_activations() -> None:
     """dW contracts the tokens of x and dy as they lie, and dy is stored before its readers."""
+
     def loss(x, kernel):
         return jnp.sum(jnp.sin(projection(jnp.tanh(x), kernel)))
 
