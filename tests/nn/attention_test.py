@@ -135,7 +135,9 @@ def test_dropout_acts_on_the_weights_after_the_softmax():
     params = {**params, "value": {"kernel": ones}, "output": {"kernel": jnp.eye(M)}}
     projected = module.apply({"params": params}, x, method="project_memory")
     projected = projected.replace(value=jnp.ones_like(projected.value))
-    y = module.apply({"params": params}, x, projected, deterministic=False, rngs={"dropout": jax.random.key(0)})
+    keys = jax.random.split(jax.random.key(0), 16)
+    y = jax.vmap(lambda key: module.apply({"params": params}, x, projected, deterministic=False,
+                                          rngs={"dropout": key}))(keys)
     assert np.std(np.asarray(y)) > 0.05
     np.testing.assert_allclose(np.mean(np.asarray(y)), 1.0, atol=0.02)
     np.testing.assert_allclose(module.apply({"params": params}, x, projected), np.ones(x.shape), atol=1e-5)

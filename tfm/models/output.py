@@ -51,10 +51,10 @@ def output_matrix(config: ModelConfig, params: Any) -> tuple[jax.Array, jax.Arra
 
     Example:
         >>> from tfm.config import ModelConfig
-        >>> config = ModelConfig(vocab_size=5, d_model=4)
-        >>> matrix, bias = output_matrix(config, {"token_embedding": {"table": jnp.ones((5, 4))}})
+        >>> config = ModelConfig(vocab_size=5, d_model=8)
+        >>> matrix, bias = output_matrix(config, {"token_embedding": {"table": jnp.ones((5, 8))}})
         >>> matrix.shape, bias
-        ((5, 4), None)
+        ((5, 8), None)
     """
     bias = params["output"]["bias"] if config.logit_bias else None
     if config.tie_embeddings in ("none", "inputs"):
