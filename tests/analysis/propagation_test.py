@@ -8,6 +8,7 @@ import pytest
 from tfm.analysis.propagation import gradient_norms, growth, learn_repeats
 
 
+@pytest.mark.slow
 def test_last_layers_gradient_falls_with_depth_only_for_pre_norm():
     depths = [2, 12]
     exponents = {position: growth(depths, [gradient_norms(position, depth, 64)[-1] for depth in depths])

@@ -24,6 +24,7 @@ def config_file(tmp_path_factory):
     return str(path)
 
 
+@pytest.mark.slow
 def test_a_plan_for_more_devices_than_there_are(config_file):
     """64 devices; 1e9 tokens in steps of 64 x 32 at 3 a device-hour."""
     found = subprocess.run([sys.executable, "-m", "tfm", "plan", config_file, "--mesh", "data=16,fsdp=2,tensor=2",
