@@ -64,9 +64,13 @@ def test_a_run_leaves_what_the_design_promises(run):
 def test_more_steps_go_on_and_other_fields_are_refused(run, config_file, capsys):
     fails(capsys, [config_file, "--workdir", str(run), "--model.d-ff", "64"], str(run), "model.d_ff 32 -> 64")
     fails(capsys, [config_file, "--workdir", str(run), "--train.seed", "1"], "train.seed 0 -> 1")
-    assert main([config_file, "--workdir", str(run), "--train.steps", "6"]) == 0
-    assert "going on from step 4" in capsys.readouterr().err
-    assert json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["step"] == 6
+    assert main([config_file, "--workdir", str(run), "--train.steps", "8", "--profile", "1"]) == 0
+    err = capsys.readouterr().err
+    assert "going on from step 4" in err
+    assert json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["step"] == 8
+    for part in ("waiting for input", "MFU", "feed-forward", "optimizer", "trace in"):
+        assert part in err, part
+    assert next((run / "profile").rglob("perfetto_trace.json.gz")).stat().st_size > 100
 
 
 def test_options_are_typed(config_file):

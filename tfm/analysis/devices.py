@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
 
 from tfm.config import require
 
@@ -55,6 +60,40 @@ def find_device(name: str) -> Device:
     """
     require(name in DEVICES, "--device", name, f"it must be one of {', '.join(DEVICES)}")
     return DEVICES[name]
+
+
+KINDS = {"P100": "p100", "V100": "v100", "A100": "a100", "H100": "h100", "H200": "h200", "TPU v5 lite": "v5e",
+         "TPU v5e": "v5e", "TPU v5": "v5p", "TPU v6": "v6e"}
+"""Part of the name that JAX gives to a device -> name of its data sheet here; the first that fits."""
+
+
+def peak_flops(device: Any, dtype: str) -> tuple[float, str]:
+    """FLOPs a second of matrix products on a device of this process, and where the number is from.
+
+    Args:
+        device: one of `jax.devices()`.
+        dtype: float32 or bfloat16.
+
+    Returns:
+        the rate, and "data sheet", or "measured" for a device without one.
+    """
+    for part, name in KINDS.items():
+        if part in device.device_kind:
+            sheet = DEVICES[name]
+            return (sheet.single_flops if dtype == "float32" else sheet.half_flops), "data sheet"
+    return _measured_flops(device, dtype), "measured"
+
+
+def _measured_flops(device: Any, dtype: str, *, size: int = 2048, runs: int = 7) -> float:
+    """FLOPs a second of a product of two square matrices, the fastest of a few runs."""
+    x = jax.device_put(jnp.ones((size, size), dtype), device)
+    product = jax.jit(jnp.matmul).lower(x, x).compile()
+    seconds = []
+    for _ in range(runs):
+        start = time.perf_counter()
+        product(x, x).block_until_ready()
+        seconds.append(time.perf_counter() - start)
+    return 2 * size**3 / min(seconds)
 
 
 def sustained_flops(seconds: float, devices: int, rate: float) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +15,8 @@ import tyro
 from tfm.cli.errors import run_main
 from tfm.cli.options import parse
 from tfm.cli.train_parts import Parts, Peeked
-from tfm.config import Config
+from tfm.cli.train_summary import summary_rows, trace_rows
+from tfm.config import Config, require
 from tfm.data import Splits, Tokenizer, build_tokenizer, load_splits, load_tokenizer
 from tfm.parallel.compilation import enable_compilation_cache
 from tfm.parallel.host import huge_pages_hint, keep_freed_memory
@@ -28,6 +29,7 @@ from tfm.training.metrics import plot_curves
 from tfm.training.report import Reporter, duration, parameter_rows, program_memory
 from tfm.training.run_folder import CONFIG, TOKENIZER, open_run, resolve_config
 from tfm.training.step import TrainState
+from tfm.training.trace import Trace
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,8 @@ class TrainOptions:
     """Devices by axis, such as data=2,fsdp=4; -1 takes those that are left. Empty: all devices on data."""
     dry_run: bool = False
     """Compile the step, print what would run and how each parameter is split, and stop."""
+    profile: int = 0
+    """Trace this many steps into RUN/profile, for TensorBoard or ui.perfetto.dev, and print the time of each part."""
     coordinator: str | None = None
     """Several processes by hand: host:port of process 0. SLURM, Open MPI and TPU pods need none of these three."""
     num_processes: int | None = None
@@ -60,6 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run_training(options: TrainOptions, arguments: Sequence[str]) -> int:
     """Train as the options say; give the exit code."""
+    require(options.profile >= 0, "--profile", options.profile, "it is a number of steps, 0 or more")
     keep_freed_memory()
     enable_compilation_cache()
     start_processes(options.coordinator, options.num_processes, options.process_id)
@@ -70,10 +75,14 @@ def run_training(options: TrainOptions, arguments: Sequence[str]) -> int:
     checkpoints = Checkpoints(options.workdir, keep=config.train.keep, say=reporter.say)
     try:
         run, state = parts.start(checkpoints)
+        if options.profile and is_first():
+            run = replace(run, trace=Trace(options.workdir, options.profile))
         announce(parts, run, state, options)
         if options.dry_run:
             return 0
         stopped = _train(run, state)
+        if is_first():
+            summarize(run, reporter)
     finally:
         checkpoints.close()
     if run.writer is not None:
@@ -88,6 +97,15 @@ def run_training(options: TrainOptions, arguments: Sequence[str]) -> int:
     curves = plot_curves(options.workdir) if is_first() else None
     reporter.say(f"done: {config.train.steps} steps, checkpoints in {checkpoints.directory}, curves in {curves}")
     return 0
+
+
+def summarize(run: Run, reporter: Reporter) -> None:
+    """Print what the steps cost, and where a traced step's time went."""
+    reporter.table("cost", summary_rows(run))
+    if run.trace is not None:
+        rows = trace_rows(run.trace, list(run.step.programs.values()))
+        reporter.table("time of a step by part, over all threads", rows)
+        reporter.say(f"trace in {run.trace.folder}" if rows else "the run ended before the steps to be traced")
 
 
 def _train(run: Run, state: TrainState) -> int:

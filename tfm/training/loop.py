@@ -9,7 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -26,9 +26,11 @@ from tfm.parallel.watch import Watch
 from tfm.training.checkpoint import Checkpoints
 from tfm.training.evaluation import EvaluationStopped, StopCheck
 from tfm.training.loss import Params
+from tfm.training.meter import Meter
 from tfm.training.metrics import MetricsWriter
 from tfm.training.report import Reporter
 from tfm.training.step import ByShape, TrainState, pad_rows
+from tfm.training.trace import Trace
 
 LATE = 2
 """Steps that may be on their way while the host goes on; older ones are waited for and checked."""
@@ -59,6 +61,10 @@ class Run:
     watch: Watch
     describe: Callable[[Mapping[str, np.ndarray]], list[str]] = lambda batch: []
     """A batch's examples as text, for the message about a loss that is not finite."""
+    trace: Trace | None = None
+    """Profiles a few steps."""
+    meter: Meter = field(default_factory=Meter)
+    """What the steps cost."""
 
     def place(self, batch: Mapping[str, np.ndarray], stop: int = 0) -> dict[str, jax.Array]:
         """This process's rows of a batch on the mesh, padded to what devices and micro-batches divide.
@@ -94,9 +100,14 @@ def train(run: Run, state: TrainState) -> tuple[TrainState, int]:
     try:
         with StopSignals() as stop:
             while done < total:
-                batch = next(run.batches)
+                with run.meter.waiting():
+                    batch = next(run.batches)
+                if run.trace is not None:
+                    run.trace.before_step()
                 with use_mesh(run.mesh):
                     state, metrics = run.step(state, run.place(batch, stop.received))
+                if run.trace is not None:
+                    run.trace.after_step(metrics)
                 done += 1
                 run.watch.at(done)
                 window.add(done, metrics, batch)
@@ -108,6 +119,8 @@ def train(run: Run, state: TrainState) -> tuple[TrainState, int]:
                     break
     finally:
         run.reporter.stop()
+        if run.trace is not None:
+            run.trace.close()
     run.checkpoints.wait()
     return state, stopped if done < total else 0
 
@@ -172,6 +185,8 @@ class _Window:
             self._fetch()
         compiling = self._run.step.compile_seconds - self._compiled
         seconds = max(time.perf_counter() - self._start - compiling, 1e-9)
+        self._run.meter.seconds += seconds
+        self._run.meter.tokens += self._tokens
         return {"loss": self._sums["loss"] / max(self._sums["weight"], 1.0),
                 "learning_rate": float(self._run.schedule(step - 1)), "gradient_norm": self._gradient_norm,
                 "tokens": float(self._tokens), "tokens_per_second": self._tokens / seconds}
@@ -187,6 +202,7 @@ class _Window:
         self._gradient_norm = values["gradient_norm"]
         self.stop = max(self.stop, int(values.get("stop", 0)))
         self._tokens += count_tokens(batch) * self._parts
+        self._run.meter.count(batch)
 
 
 def count_tokens(batch: Mapping[str, np.ndarray]) -> int:

@@ -12,7 +12,7 @@ from flax import linen as nn
 
 from tfm.config import ModelConfig
 from tfm.models.output import output_matrix
-from tfm.ops.losses import fused_cross_entropy_sum
+from tfm.ops.losses import fused_cross_entropy_sum, label_smoothed_cross_entropy
 
 Params = Any
 Batch = Mapping[str, Any]
@@ -37,7 +37,17 @@ def make_loss(model: nn.Module, config: ModelConfig, *, smoothing: float = 0.0) 
 
     Returns:
         loss function: (params, batch, dropout key or None) -> {"loss": float32 sum in nats, "weight": float32 sum}.
+        Where the model has a classification head, an example counts as one token, and "right" is the number of
+        examples whose label is the most probable class.
     """
+
+    def class_loss(params: Params, batch: Batch, key: jax.Array | None) -> dict[str, jax.Array]:
+        logits: Any = model.apply({"params": params}, batch["tokens"], mask=batch["mask"], deterministic=key is None,
+                                  rngs={} if key is None else {"dropout": key}, method="class_logits")
+        weights = batch["weights"].astype(jnp.float32)
+        losses = label_smoothed_cross_entropy(logits, batch["labels"], smoothing=smoothing, weights=weights)
+        right = jnp.argmax(logits, axis=-1) == batch["labels"]
+        return {"loss": jnp.sum(losses), "weight": jnp.sum(weights), "right": jnp.sum(right * weights)}
 
     def loss(params: Params, batch: Batch, key: jax.Array | None) -> dict[str, jax.Array]:
         tokens = [batch[name] for name in ("source", "target", "tokens") if name in batch]
@@ -46,11 +56,12 @@ def make_loss(model: nn.Module, config: ModelConfig, *, smoothing: float = 0.0) 
         hidden: Any = model.apply({"params": params}, *tokens, **given, deterministic=key is None, rngs=rngs,
                              method="hidden")
         matrix, bias = output_matrix(config, params)
-        total = fused_cross_entropy_sum(hidden, matrix, batch["labels"], smoothing=smoothing,
-                                        weights=batch["weights"], bias=bias, softcap=config.logit_softcap)
+        with jax.named_scope("loss"):
+            total = fused_cross_entropy_sum(hidden, matrix, batch["labels"], smoothing=smoothing,
+                                            weights=batch["weights"], bias=bias, softcap=config.logit_softcap)
         return {"loss": total, "weight": jnp.sum(batch["weights"].astype(jnp.float32))}
 
-    return loss
+    return class_loss if config.num_classes else loss
 
 
 def right_padded_positions(batch: Batch) -> dict[str, np.ndarray]:

@@ -12,6 +12,7 @@ import numpy as np
 import optax
 from flax import struct
 
+from tfm.models.adapters import join_params, split_params
 from tfm.parallel.processes import wait_for_all
 from tfm.training.loss import Batch, LossFn, Params
 
@@ -34,7 +35,7 @@ StepFn = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
 
 
 def init_state(init: Callable[[jax.Array], Params], optimizer: optax.GradientTransformation, seed: int, *,
-               ema: bool = False) -> TrainState:
+               ema: bool = False, trainable: str | None = None) -> TrainState:
     """The state before the first update. Pure: jit it with out_shardings so that no array exists unsharded.
 
     Args:
@@ -42,19 +43,27 @@ def init_state(init: Callable[[jax.Array], Params], optimizer: optax.GradientTra
         optimizer: optax transformation.
         seed: seed of the initialisation and of dropout.
         ema: whether a moving average is kept; it starts at the parameters.
+        trainable: pattern of the paths of the parameters that are trained, the only ones that the optimizer keeps
+            numbers for; None: all.
 
     Returns:
         state.
+
+    Raises:
+        ValueError: no parameter matches `trainable`.
     """
     init_key, dropout_key = jax.random.split(jax.random.key(seed))
     params = init(init_key)
     average = jax.tree.map(jnp.copy, params) if ema else None
-    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), average,
+    chosen = split_params(params, trainable)[0]
+    if not chosen:
+        raise ValueError(f"no parameter has a path that matches {trainable!r}: there is nothing to train")
+    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(chosen), average,
                       jax.random.key_data(dropout_key))
 
 
 def make_train_step(loss_fn: LossFn, optimizer: optax.GradientTransformation, *, accumulate: int = 1,
-                    ema_decay: float | None = None) -> StepFn:
+                    ema_decay: float | None = None, trainable: str | None = None) -> StepFn:
     """The function of one update.
 
         gradient = (sum over micro-batches of d loss / d params) / (sum over micro-batches of weight)
@@ -66,6 +75,7 @@ def make_train_step(loss_fn: LossFn, optimizer: optax.GradientTransformation, *,
         optimizer: optax transformation.
         accumulate: micro-batches into which the rows of a batch are split; it must divide their number.
         ema_decay: decay of the parameters' moving average, or None.
+        trainable: as for `init_state`; gradients are taken for these parameters alone.
 
     Returns:
         step: (state, batch) -> (state, {"loss", "weight": sums, "gradient_norm"}). Where the batch has "stop" [B], the
@@ -76,16 +86,25 @@ def make_train_step(loss_fn: LossFn, optimizer: optax.GradientTransformation, *,
         signals = {"stop": jnp.max(batch["stop"])} if "stop" in batch else {}
         batch = {name: x for name, x in batch.items() if name != "stop"}
         key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
-        gradients, sums = _summed_gradients(loss_fn, state.params, batch, key, accumulate)
+        trained, frozen = split_params(state.params, trainable)
+
+        def loss_of_trained(params: Params, rows: Batch, key: jax.Array | None) -> dict[str, jax.Array]:
+            return loss_fn(join_params(params, frozen), rows, key)
+
+        gradients, sums = _summed_gradients(loss_of_trained, trained, batch, key, accumulate)
         weight = jnp.where(sums["weight"] > 0, sums["weight"], 1.0)
-        gradients = jax.tree.map(lambda g: g / weight.astype(g.dtype), gradients)
         with jax.named_scope("optimizer"):
-            updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
-            params = optax.apply_updates(state.params, updates)
+            gradients = jax.tree.map(lambda g: g / weight.astype(g.dtype), gradients)
+            updates, opt_state = optimizer.update(gradients, state.opt_state, trained)
+            trained = optax.apply_updates(trained, updates)
+            params = join_params(trained, frozen)
+            gradient_norm = optax.global_norm(gradients)
         ema = state.ema
         if ema_decay is not None:
-            ema = jax.tree.map(lambda old, new: ema_decay * old + (1.0 - ema_decay) * new, ema, params)
-        metrics = sums | signals | {"gradient_norm": optax.global_norm(gradients)}
+            averaged = split_params(ema, trainable)[0]
+            averaged = jax.tree.map(lambda old, new: ema_decay * old + (1.0 - ema_decay) * new, averaged, trained)
+            ema = join_params(averaged, frozen)
+        metrics = sums | signals | {"gradient_norm": gradient_norm}
         return state.replace(step=state.step + 1, params=params, opt_state=opt_state, ema=ema), metrics
 
     return step
