@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 import typing
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -223,6 +224,17 @@ class ModelConfig:
     """BERT's transform before the output matrix: dense, activation, norm."""
     pooler: bool = False
     """BERT's dense and tanh on the first hidden vector."""
+    num_classes: int = 0
+    """Outputs of an encoder's classification head; 0: none. Training fills it in from the data."""
+    class_pooling: Literal["first", "mean"] = "first"
+    """What that head reads: the first hidden vector (through the pooler where there is one), or the mean of all."""
+    lora_rank: int = 0
+    """Rank of the adapters x A B beside some projections (Hu et al., 2021); 0: none. With them nothing else is
+    trained but a classification head."""
+    lora_alpha: float = 16.0
+    """The adapters are multiplied by lora_alpha / lora_rank."""
+    lora_targets: tuple[str, ...] = ("attention/(query|value)$",)
+    """Regular expressions of the projections that have one: self_attention/query, feed_forward/up, ..."""
     embedding_init: Literal["scaled", "normal"] = "scaled"
     """scaled: N(0, 1/d_model); normal: N(0, init_std^2)."""
     kernel_init: Literal["xavier", "normal"] = "xavier"
@@ -243,15 +255,17 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "attention_pattern", tuple(self.attention_pattern))
+        object.__setattr__(self, "lora_targets", tuple(self.lora_targets))
         _require_choices("model", self)
         _require_positive("model", self, ("vocab_size", "d_model", "d_ff", "num_heads", "num_kv_heads", "head_dim",
                                           "value_dim", "decoder_d_ff", "decoder_num_heads", "max_positions",
                                           "source_vocab_size", "norm_epsilon", "position_base", "attention_softcap",
-                                          "logit_softcap", "rotary_dim", "shaw_distance"))
+                                          "logit_softcap", "rotary_dim", "shaw_distance", "lora_alpha"))
         _require_rates("model", self, ("dropout_rate", "attention_dropout_rate", "activation_dropout_rate"))
         self._check_stacks()
         self._check_heads()
         self._check_positions()
+        self._check_fine_tuning()
 
     def _check_stacks(self) -> None:
         for name in ("encoder_layers", "decoder_layers"):
@@ -304,6 +318,29 @@ class ModelConfig:
             require(self.t5_max_distance > self.t5_buckets // 2, "model.t5_max_distance", self.t5_max_distance,
                     f"it must be above t5_buckets / 2 = {self.t5_buckets // 2}")
 
+    def _check_fine_tuning(self) -> None:
+        for name in ("num_classes", "lora_rank"):
+            require(getattr(self, name) >= 0, f"model.{name}", getattr(self, name), "it cannot be negative")
+        require(self.num_classes != 1, "model.num_classes", 1, "a classification needs at least 2")
+        require(not self.num_classes or (self.is_encoder_only and not self.token_head and not self.logit_bias),
+                "model.num_classes", self.num_classes,
+                "only an encoder without a head for tokens (decoder_layers=0, token_head and logit_bias off) has them")
+        for pattern in self.lora_targets if self.lora_rank else ():
+            try:
+                found = any(re.search(pattern, name) for name in self.projections)
+            except re.error as error:
+                raise ValueError(f"model.lora_targets: {pattern!r} is no regular expression: {error}") from error
+            require(found, "model.lora_targets", pattern,
+                    f"no projection matches it: there are {', '.join(self.projections)}")
+
+    @property
+    def projections(self) -> tuple[str, ...]:
+        """The dense layers within a layer, as `lora_targets` sees them."""
+        attentions = ("self_attention", "cross_attention") if self.is_encoder_decoder else ("self_attention",)
+        inner = ("gate", "up", "down") if self.gated else ("up", "down")
+        return (*(f"{part}/{name}" for part in attentions for name in ("query", "key", "value", "output")),
+                *(f"feed_forward/{name}" for name in inner))
+
     @property
     def is_encoder_only(self) -> bool:
         return self.decoder_layers == 0
@@ -345,11 +382,14 @@ class DataConfig:
     source: Literal["generated", "text", "tfds"] = "generated"
     """generated: our own grammar, no files; text: plain or .gz files, one example a line; tfds: a TFDS builder."""
     train: tuple[str, ...] = ()
-    """text: (source file, target file), or one file for a language model. tfds: the split's name."""
+    """text: (source file, target file), or one file for a language model; classify: (text file, label file) or one
+    file of lines `text TAB label`. tfds: the split's name."""
     valid: tuple[str, ...] = ()
     """Held out while training."""
     test: tuple[str, ...] = ()
     """Held out until eval.py."""
+    labels: tuple[str, ...] = ()
+    """classify: names of the classes in order. (): those of the train split, sorted; they are kept with the run."""
     task: Literal["translate", "causal_lm", "prefix_lm", "masked_lm", "span_corruption", "infilling",
                   "classify"] = "translate"
     """What is learnt from the text."""
@@ -393,7 +433,7 @@ class DataConfig:
     """Where tokenised text is kept. None: a folder beside the run."""
 
     def __post_init__(self) -> None:
-        for name in ("train", "valid", "test", "tfds_features"):
+        for name in ("train", "valid", "test", "tfds_features", "labels"):
             value = getattr(self, name)
             object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
         _require_choices("data", self)
@@ -406,6 +446,7 @@ class DataConfig:
                 "source='text' needs the training file(s)")
         require(self.source != "tfds" or bool(self.tfds_name), "data.tfds_name", self.tfds_name,
                 "source='tfds' needs a builder such as wmt14_translate/de-en")
+        require(len(set(self.labels)) == len(self.labels), "data.labels", self.labels, "no name may occur twice")
         require((self.tokenizer == "file") == (self.tokenizer_path is not None), "data.tokenizer_path",
                 self.tokenizer_path, "it goes together with data.tokenizer='file'")
 
@@ -477,9 +518,13 @@ class TrainConfig:
     samples: int = 3
     """Sample translations shown at each evaluation."""
     init_from: str | None = None
-    """Run folder or checkpoint whose parameters training starts from."""
+    """Run folder, checkpoint of one, Hugging Face folder or .gguf file whose parameters and tokenizer training starts
+    from; what it lacks is initialised, and shapes that differ are an error."""
+    init_model: Literal["config", "source"] = "config"
+    """With init_from. source: its architecture replaces that of the config, but for dropout, adapters and speed."""
 
     def __post_init__(self) -> None:
+        _require_choices("train", self)
         _require_positive("train", self, ("steps", "eval_every", "checkpoint_every", "log_every", "keep"))
         for name in ("eval_sentences", "samples"):
             require(getattr(self, name) >= 0, f"train.{name}", getattr(self, name), "it cannot be negative")

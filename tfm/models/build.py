@@ -43,7 +43,7 @@ def init_params(config: ModelConfig, key: jax.Array) -> Any:
     elif config.is_decoder_only:
         variables = module.init(key, ids)
     else:
-        variables = module.init(key, ids, method="token_logits")
+        variables = module.init(key, ids, method="class_logits" if config.num_classes else "token_logits")
     return variables["params"]
 
 

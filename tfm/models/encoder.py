@@ -11,6 +11,7 @@ from flax import linen as nn
 from tfm.config import ModelConfig
 from tfm.models.output import OutputLogits, check_ids
 from tfm.models.stack import Stack
+from tfm.nn.dropout import Dropout
 from tfm.nn.embeddings import Embedding
 from tfm.nn.feed_forward import ACTIVATIONS
 from tfm.nn.norms import make_norm
@@ -21,7 +22,7 @@ class Encoder(nn.Module):
     """A bidirectional stack over token embeddings.
 
     Submodules `token_embedding`, `encoder`, `output` (token logits), and as the config asks `token_head` with
-    `token_head_norm` (BERT's transform before the output matrix) and `pooler`.
+    `token_head_norm` (BERT's transform before the output matrix), `pooler`, and `classifier`.
     """
 
     config: ModelConfig
@@ -37,6 +38,10 @@ class Encoder(nn.Module):
             self.token_head_norm = make_norm(config)
         if config.pooler:
             self.pooler = self._dense()
+        if config.num_classes:
+            self.classifier = Projection(config.num_classes, True, kernel_initializer(config), "float32",
+                                         config.param_dtype)
+            self.dropout = Dropout(config.dropout_rate)
 
     def __call__(self, tokens: jax.Array, *, mask: jax.Array | None = None, positions: Any = None,
                  segments: jax.Array | None = None, token_types: jax.Array | None = None,
@@ -96,6 +101,36 @@ class Encoder(nn.Module):
         """BERT's summary of a sequence: tanh(W h_0 + b); hidden [B, T, M] -> [B, M]."""
         return jnp.tanh(self.pooler(hidden[:, 0]))
 
+    def class_logits(self, tokens: jax.Array, *, mask: jax.Array | None = None, positions: Any = None,
+                     segments: jax.Array | None = None, token_types: jax.Array | None = None,
+                     deterministic: bool = True) -> jax.Array:
+        """Logits of the classes of a sequence, [B, num_classes] float32; arguments as in `__call__`.
+
+        logits = dropout(v) W + b, where v is the first hidden vector (through the pooler where there is one) or the
+        mean over real tokens, as `config.class_pooling` says.
+
+        Reference: Devlin et al. (2019), section 4.1; Reimers and Gurevych (2019), section 3 (mean).
+        """
+        x = self(tokens, mask=mask, positions=positions, segments=segments, token_types=token_types,
+                 deterministic=deterministic)
+        if self.config.class_pooling == "mean":
+            x = mean_of_real(x, mask)
+        else:
+            x = self.pool(x) if self.config.pooler else x[:, 0]
+        return self.classifier(self.dropout(x.astype(jnp.float32), deterministic=deterministic))
+
     def _dense(self) -> Projection:
         config = self.config
         return Projection(config.d_model, True, kernel_initializer(config), config.dtype, config.param_dtype)
+
+
+def mean_of_real(hidden: jax.Array, mask: jax.Array | None) -> jax.Array:
+    """The mean over the real tokens: hidden [B, T, M], mask [B, T] bool or None -> [B, M] float32.
+
+    Example:
+        >>> mean_of_real(jnp.array([[[1.0], [3.0], [9.0]]]), jnp.array([[True, True, False]])).tolist()
+        [[2.0]]
+    """
+    weights = jnp.ones(hidden.shape[:2]) if mask is None else mask.astype(jnp.float32)
+    total = jnp.einsum("BTM,BT->BM", jnp.where(weights[..., None] > 0, hidden, 0.0).astype(jnp.float32), weights)
+    return total / jnp.maximum(weights.sum(axis=1, keepdims=True), 1.0)

@@ -13,7 +13,7 @@ from tfm.config import AttentionPattern, ModelConfig
 from tfm.nn.cache import KeyValue, Plan, store
 from tfm.nn.norms import Normalize
 from tfm.nn.positions import Rotary, rotary_from
-from tfm.nn.projection import Initializer, Projection, kernel_initializer
+from tfm.nn.projection import Initializer, Lora, Projection, kernel_initializer, lora_from
 from tfm.ops.attention import Implementation, attention
 from tfm.ops.linear import LinearState, linear_attention, linear_attention_step
 from tfm.ops.positions import Shaw
@@ -47,9 +47,11 @@ class MultiHeadAttention(nn.Module):
     dtype: str = "float32"
     param_dtype: str = "float32"
     implementation: Implementation = "auto"
+    lora: Lora | None = None
 
     def setup(self) -> None:
-        dense = partial(Projection, kernel_init=self.kernel_init, dtype=self.dtype, param_dtype=self.param_dtype)
+        dense = partial(Projection, kernel_init=self.kernel_init, dtype=self.dtype, param_dtype=self.param_dtype,
+                        lora=self.lora)
         self.query = dense(self.num_heads * self.head_dim, self.use_bias)
         self.key = dense(self.num_kv_heads * self.head_dim, self.use_bias)
         self.value = dense(self.num_kv_heads * self.value_dim, self.use_bias)
@@ -150,4 +152,5 @@ def make_attention(config: ModelConfig, *, pattern: AttentionPattern | None = No
         shaw_distance=config.shaw_distance if is_self and config.position == "shaw" else None,
         linear=pattern is not None and pattern.kind == "linear", causal=causal,
         dropout_rate=config.attention_dropout_rate, kernel_init=kernel_initializer(config), dtype=config.dtype,
-        param_dtype=config.param_dtype, implementation=config.attention_implementation, name=name)
+        param_dtype=config.param_dtype, implementation=config.attention_implementation, lora=lora_from(config),
+        name=name)

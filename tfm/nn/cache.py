@@ -12,6 +12,7 @@ and returns what the new queries attend to.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -23,10 +24,11 @@ from tfm.ops.linear import LinearState, init_linear_state
 
 
 class KeyValue(struct.PyTreeNode):
-    """Keys [B, K, S, D] and values [B, K, S, Dv]; int8 ones come with a float32 scale for each vector [B, K, S, 1].
+    """Keys [B, K, D, S] and values [B, K, S, Dv]; int8 ones have float32 scales for each vector, [B, K, 1, S] and
+    [B, K, S, 1].
 
-    Heads come before places so that a query reads each head's keys in one run: in the other order, which the attention
-    functions take, every step of a decoding would first transpose the whole cache.
+    So stored, both products of a step (query with keys, weights with values) read the cache as it lies: in the order of
+    the attention functions, [B, S, K, D], every step would first transpose all of it.
     """
 
     key: jax.Array
@@ -36,14 +38,28 @@ class KeyValue(struct.PyTreeNode):
     group: int = struct.field(pytree_node=False, default=0)
     """Index into `Cache.slots`."""
 
+    def by_token(self) -> tuple[jax.Array, jax.Array]:
+        """Keys [B, S, K, D] and values [B, S, K, Dv], as the attention functions take them."""
+        return self.key.transpose(0, 3, 1, 2), self.value.swapaxes(1, 2)
+
+
+def by_head(key: jax.Array, value: jax.Array) -> KeyValue:
+    """Keys [B, S, K, D] and values [B, S, K, Dv] as they are stored."""
+    return KeyValue(key.transpose(0, 2, 3, 1), value.swapaxes(1, 2))
+
 
 class Slots(struct.PyTreeNode):
-    """Position [B, S] and reality [B, S] of the stored keys, and the number of slots written so far [B]."""
+    """Position [B, S] and reality [B, S] of the stored keys, and the number of slots written so far [B].
+
+    Where a row holds n hypotheses, each call brings the next token of each, and `paths` [B, n, S] says which slots
+    belong to which hypothesis.
+    """
 
     positions: jax.Array
     valid: jax.Array
     used: jax.Array
     ring: bool = struct.field(pytree_node=False, default=False)
+    paths: jax.Array | None = None
 
 
 class Plan(struct.PyTreeNode):
@@ -59,6 +75,8 @@ class Plan(struct.PyTreeNode):
     """Ring and several tokens: [B, S] which of (old keys, new keys) stay."""
     keep: jax.Array | None
     """Ring and one token: [B] rows that write."""
+    paths: jax.Array | None = None
+    """[B, T, S'] slots of the hypothesis that each query goes on with."""
 
 
 class Cache(struct.PyTreeNode):
@@ -83,9 +101,11 @@ def _layer_slots(config: ModelConfig, layer: int, max_length: int) -> int:
 def _empty_key_value(config: ModelConfig, batch: int, size: int, dtype: Any, group: int) -> KeyValue:
     """Zeros for one layer; int8 with scales."""
     heads = config.num_kv_heads or config.num_heads
-    scale = jnp.zeros((batch, heads, size, 1), jnp.float32) if dtype == jnp.int8 else None
-    return KeyValue(jnp.zeros((batch, heads, size, config.resolved_head_dim), dtype),
-                    jnp.zeros((batch, heads, size, config.resolved_value_dim), dtype), scale, scale, group)
+    narrow = dtype == jnp.int8
+    return KeyValue(jnp.zeros((batch, heads, config.resolved_head_dim, size), dtype),
+                    jnp.zeros((batch, heads, size, config.resolved_value_dim), dtype),
+                    jnp.zeros((batch, heads, 1, size), jnp.float32) if narrow else None,
+                    jnp.zeros((batch, heads, size, 1), jnp.float32) if narrow else None, group)
 
 
 def _empty_linear_state(config: ModelConfig, batch: int) -> LinearState:
@@ -108,7 +128,7 @@ def init_cache(config: ModelConfig, batch_size: int, max_length: int, *, dtype: 
     Example:
         >>> from tfm.config import ModelConfig
         >>> config = ModelConfig(vocab_size=8, d_model=4, num_heads=2, encoder_layers=0, decoder_layers=1)
-        >>> init_cache(config, batch_size=3, max_length=5).layers[0].key.shape
+        >>> init_cache(config, batch_size=3, max_length=5).layers[0].value.shape
         (3, 2, 5, 2)
     """
     require(config.position != "learned" or max_length <= config.max_positions, "max_length", max_length,
@@ -150,7 +170,7 @@ def cache_bytes(config: ModelConfig, batch_size: int, max_length: int, *, dtype:
 
 
 def plan(slots: Slots, positions: jax.Array, valid: jax.Array) -> tuple[Slots, Plan]:
-    """Place T new tokens of each row.
+    """Place T new tokens of each row, which where there are `paths` are the next ones of its T hypotheses.
 
     Args:
         slots: before the call.
@@ -161,10 +181,13 @@ def plan(slots: Slots, positions: jax.Array, valid: jax.Array) -> tuple[Slots, P
         The slots after the call, and the plan for `store`.
     """
     if not slots.ring:
-        start = slots.used[0]
+        start, tokens = slots.used[0], positions.shape[1]
+        paths = slots.paths
+        if paths is not None:
+            paths = paths | (jnp.arange(paths.shape[2]) == start + jnp.arange(tokens)[:, None])
         after = Slots(_write(slots.positions, positions, start), _write(slots.valid, valid, start),
-                      slots.used + positions.shape[1], ring=False)
-        return after, Plan(after.positions, after.valid, start, None, None)
+                      slots.used + tokens, ring=False, paths=paths)
+        return after, Plan(after.positions, after.valid, start, None, None, paths)
     if positions.shape[1] == 1:
         return _plan_ring_step(slots, positions, valid)
     return _plan_ring_chunk(slots, positions, valid)
@@ -205,8 +228,8 @@ def _write_rows(stored: jax.Array, new: jax.Array, start: jax.Array, keep: jax.A
     """stored [B, S, ...] with new [B, 1, ...] at slot start[b] of the rows that keep[b] marks; axis as in `_write`."""
     rows = jnp.arange(stored.shape[0])
     slot = jnp.where(keep, start, stored.shape[axis])
-    place = (rows, slot) if axis == 1 else (rows, slice(None), slot)
-    return stored.at[place].set(new.take(0, axis=axis).astype(stored.dtype), mode="drop")
+    by_slot = jnp.moveaxis(stored, axis, 1).at[rows, slot].set(new.take(0, axis=axis).astype(stored.dtype), mode="drop")
+    return jnp.moveaxis(by_slot, 1, axis)
 
 
 def _plan_ring_chunk(slots: Slots, positions: jax.Array, valid: jax.Array) -> tuple[Slots, Plan]:
@@ -220,7 +243,7 @@ def _plan_ring_chunk(slots: Slots, positions: jax.Array, valid: jax.Array) -> tu
     return after, Plan(all_positions, all_valid, None, order, None)
 
 
-def store(layer: KeyValue, key: jax.Array, value: jax.Array, plan: Plan) -> tuple[KeyValue, jax.Array, jax.Array]:
+def store(layer: KeyValue, key: jax.Array, value: jax.Array, plan: Plan) -> tuple[KeyValue, KeyValue]:
     """Write one layer's new keys and values, and give back those that the new queries attend to.
 
     Args:
@@ -230,40 +253,50 @@ def store(layer: KeyValue, key: jax.Array, value: jax.Array, plan: Plan) -> tupl
         plan: from `plan`.
 
     Returns:
-        The layer after the call, keys [B, S', K, D] and values [B, S', K, Dv] in the type of `key`.
+        The layer after the call, and keys and values in the type of `key` for `Plan.positions`.
     """
-    dtype, key, value = key.dtype, key.swapaxes(1, 2), value.swapaxes(1, 2)
-    new = quantize(key, value) if layer.key.dtype == jnp.int8 else KeyValue(key, value)
-    new = new.replace(group=layer.group)
-    start, gather = plan.start, plan.gather
+    new = by_head(key, value)
+    new = (quantize(new) if layer.key.dtype == jnp.int8 else new).replace(group=layer.group)
+    start, gather, keep = plan.start, plan.gather, plan.keep
     if gather is not None:
-        seen = jax.tree.map(lambda old, add: jnp.concatenate([old, add.astype(old.dtype)], axis=2), layer, new)
-        after = jax.tree.map(lambda x: jnp.take_along_axis(x, gather[:, None, :, None], axis=2), seen)
+        seen = _along_slots(lambda axis, old, add: jnp.concatenate([old, add.astype(old.dtype)], axis), layer, new)
+        after = _along_slots(lambda axis, x: _pick(x, gather, axis), seen)
     else:
         assert start is not None
-        keep = plan.keep
         if keep is not None:
-            after = jax.tree.map(lambda old, add: _write_rows(old, add, start, keep, axis=2), layer, new)
+            after = _along_slots(lambda axis, old, add: _write_rows(old, add, start, keep, axis), layer, new)
         else:
-            after = jax.tree.map(lambda old, add: _write(old, add, start, axis=2), layer, new)
+            after = _along_slots(lambda axis, old, add: _write(old, add, start, axis), layer, new)
         seen = after
-    key, value = dequantize(seen, dtype)
-    return after, key.swapaxes(1, 2), value.swapaxes(1, 2)
+    return after, dequantize(seen, key.dtype)
 
 
-def quantize(key: jax.Array, value: jax.Array) -> KeyValue:
+def _along_slots(change: Callable[..., jax.Array], *layers: KeyValue) -> KeyValue:
+    """change(axis of the slots, leaf of each layer) for every leaf."""
+    places = KeyValue(3, 2, 3, 2, layers[0].group) if layers[0].key_scale is not None else KeyValue(
+        3, 2, None, None, layers[0].group)  # type: ignore[arg-type]
+    return jax.tree.map(change, places, *layers)
+
+
+def _pick(x: jax.Array, slots: jax.Array, axis: int) -> jax.Array:
+    """x with the slots [B, S] of each row."""
+    return jnp.take_along_axis(x, slots[:, None, None] if axis == 3 else slots[:, None, :, None], axis)
+
+
+def quantize(stored: KeyValue) -> KeyValue:
     """int8 with one scale for each vector, symmetric: x ~ scale * round(x / scale), scale = max |x| / 127."""
 
-    def one(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        scale = jnp.max(jnp.abs(x.astype(jnp.float32)), axis=-1, keepdims=True) / 127.0
+    def one(x: jax.Array, axis: int) -> tuple[jax.Array, jax.Array]:
+        scale = jnp.max(jnp.abs(x.astype(jnp.float32)), axis, keepdims=True) / 127.0
         return jnp.round(x / jnp.where(scale > 0, scale, 1.0)).astype(jnp.int8), scale
 
-    (key, key_scale), (value, value_scale) = one(key), one(value)
-    return KeyValue(key, value, key_scale, value_scale)
+    (key, key_scale), (value, value_scale) = one(stored.key, 2), one(stored.value, 3)
+    return KeyValue(key, value, key_scale, value_scale, stored.group)
 
 
-def dequantize(stored: KeyValue, dtype: Any) -> tuple[jax.Array, jax.Array]:
+def dequantize(stored: KeyValue, dtype: Any) -> KeyValue:
     """Keys and values in the type asked for."""
-    if stored.key_scale is None or stored.value_scale is None:
-        return stored.key.astype(dtype), stored.value.astype(dtype)
-    return (stored.key * stored.key_scale).astype(dtype), (stored.value * stored.value_scale).astype(dtype)
+    key, value = stored.key, stored.value
+    if stored.key_scale is not None and stored.value_scale is not None:
+        key, value = key * stored.key_scale, value * stored.value_scale
+    return KeyValue(key.astype(dtype), value.astype(dtype), group=stored.group)

@@ -10,7 +10,7 @@ from flax import linen as nn
 
 from tfm.config import Activation
 from tfm.nn.dropout import Dropout
-from tfm.nn.projection import Initializer, Projection
+from tfm.nn.projection import Initializer, Lora, Projection
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "relu": jax.nn.relu,
@@ -35,12 +35,13 @@ class FeedForward(nn.Module):
     kernel_init: Initializer = nn.initializers.xavier_uniform()
     dtype: str = "float32"
     param_dtype: str = "float32"
+    lora: Lora | None = None
 
     @nn.compact
     def __call__(self, x: jax.Array, *, deterministic: bool = True) -> jax.Array:
         """x: [B, T, M] -> [B, T, M]."""
         dense = partial(Projection, use_bias=self.use_bias, kernel_init=self.kernel_init, dtype=self.dtype,
-                        param_dtype=self.param_dtype)
+                        param_dtype=self.param_dtype, lora=self.lora)
         activation = ACTIVATIONS[self.activation]
         up = dense(self.d_ff, name="up")(x)
         inner = activation(dense(self.d_ff, name="gate")(x)) * up if self.gated else activation(up)

@@ -14,7 +14,7 @@ from tfm.nn.cache import KeyValue
 from tfm.nn.dropout import Dropout
 from tfm.nn.feed_forward import FeedForward
 from tfm.nn.norms import Normalize, make_norm
-from tfm.nn.projection import kernel_initializer
+from tfm.nn.projection import kernel_initializer, lora_from
 from tfm.parallel.rules import constrain
 
 
@@ -40,7 +40,7 @@ class Layer(nn.Module):
             self.cross_attention_norm = make_norm(config)
         self.feed_forward = FeedForward(
             config.d_ff, config.activation, config.gated, config.feed_forward_bias, config.activation_dropout_rate,
-            kernel_initializer(config), config.dtype, config.param_dtype)
+            kernel_initializer(config), config.dtype, config.param_dtype, lora_from(config))
         self.feed_forward_norm = make_norm(config)
         self.dropout = Dropout(config.dropout_rate)
 

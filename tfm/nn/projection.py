@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -29,20 +31,49 @@ def embedding_initializer(config: ModelConfig) -> Initializer:
     return nn.initializers.normal(config.d_model**-0.5 if config.embedding_init == "scaled" else config.init_std)
 
 
+@dataclass(frozen=True)
+class Lora:
+    """Low-rank adapters: a projection whose path matches one of `targets` computes x W + alpha / rank * (x A) B.
+
+    Reference: Hu et al. (2021), "LoRA: Low-Rank Adaptation of Large Language Models", section 4.1.
+    """
+
+    rank: int
+    alpha: float
+    targets: tuple[str, ...]
+
+    def adapts(self, path: Sequence[str]) -> bool:
+        """Whether the projection with this module path has an adapter; its last two names decide."""
+        return any(re.search(target, "/".join(path[-2:])) for target in self.targets)
+
+
+def lora_from(config: ModelConfig) -> Lora | None:
+    """The adapters that a config asks for."""
+    return Lora(config.lora_rank, config.lora_alpha, config.lora_targets) if config.lora_rank else None
+
+
 class Projection(nn.Module):
-    """y = x W + b over the last axis: parameters `kernel` [in, features] and, if asked for, `bias` [features]."""
+    """y = x W + b over the last axis: parameters `kernel` [in, features] and, if asked for, `bias` [features].
+
+    With an adapter also `lora_a` [in, rank], random at first, and `lora_b` [rank, features], zero at first.
+    """
 
     features: int
     use_bias: bool = False
     kernel_init: Initializer = nn.initializers.xavier_uniform()
     dtype: str = "float32"
     param_dtype: str = "float32"
+    lora: Lora | None = None
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        kernel = self.param("kernel", self.kernel_init, (x.shape[-1], self.features), jnp.dtype(self.param_dtype))
-        bias = None
-        if self.use_bias:
-            bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.dtype(self.param_dtype))
-        y = projection(x, kernel, bias, dtype=jnp.dtype(self.dtype))
+        dtype, stored = jnp.dtype(self.dtype), jnp.dtype(self.param_dtype)
+        kernel = self.param("kernel", self.kernel_init, (x.shape[-1], self.features), stored)
+        bias = self.param("bias", nn.initializers.zeros, (self.features,), stored) if self.use_bias else None
+        y = projection(x, kernel, bias, dtype=dtype)
+        if self.lora is not None and self.lora.adapts(self.path):
+            rank, init = self.lora.rank, nn.initializers.lecun_normal()
+            down = self.param("lora_a", init, (x.shape[-1], rank), stored)
+            up = self.param("lora_b", nn.initializers.zeros, (rank, self.features), stored)
+            y = y + self.lora.alpha / rank * projection(projection(x, down, dtype=dtype), up, dtype=dtype)
         return checkpoint_name(y, SAVED)  # a policy sees names, but no products behind a custom backward pass

@@ -45,6 +45,8 @@ PARAMETER_RULES: Rules = (
     (r"(^|/)\w*attention/output/bias$", ()),
     (r"(^|/)(relative_bias/table|relative_keys|relative_values)$", ()),
     (r"(^|/)\w*norm/(scale|bias)$", ()),
+    (r"(^|/)lora_[ab]$", ()),
+    (r"^classifier/(kernel|bias)$", ()),
 )
 """Path of a parameter -> the mesh axes of its last dimensions. The dimensions are [in, out] for kernels (heads and
 inner widths are split by `tensor`) and [rows, M] for tables. Each path matches exactly one rule."""

@@ -34,7 +34,7 @@ class Translation:
 
 def validation_loss(eval_step: Callable[[Params, Any], Mapping[str, jax.Array]], params: Params,
                     batches: Iterable[Any], stop: StopCheck = lambda: False) -> dict[str, float]:
-    """Mean cross-entropy per real target token, without label smoothing, and its exponential.
+    """Mean cross-entropy per real target token (or example), without label smoothing, and its exponential.
 
     Args:
         eval_step: (params, batch) -> sums `loss` and `weight`.
@@ -43,7 +43,7 @@ def validation_loss(eval_step: Callable[[Params, Any], Mapping[str, jax.Array]],
         stop: asked between batches.
 
     Returns:
-        {"valid_loss": nats per token, "valid_perplexity"}.
+        {"valid_loss": nats per token, "valid_perplexity"}; with the sum `right` also "valid_accuracy".
 
     Raises:
         ValueError: there is no real target token in the batches, or the loss is not finite.
@@ -59,7 +59,10 @@ def validation_loss(eval_step: Callable[[Params, Any], Mapping[str, jax.Array]],
         raise ValueError("the validation split has no target token")
     if not math.isfinite(loss):
         raise ValueError(f"the validation loss is {loss}: the model gives no finite loss on the validation split")
-    return {"valid_loss": loss / weight, "valid_perplexity": math.exp(min(loss / weight, 700.0))}
+    scores = {"valid_loss": loss / weight, "valid_perplexity": math.exp(min(loss / weight, 700.0))}
+    if "right" in sums[0]:
+        scores["valid_accuracy"] = float(np.sum([float(s["right"]) for s in sums])) / weight
+    return scores
 
 
 def translate_all(task: Translation, params: Params, stop: StopCheck = lambda: False) -> list[str]:

@@ -12,7 +12,7 @@ import optax
 from tfm.config import Config, OptimizerConfig
 from tfm.parallel.rules import path_name
 
-DECAYED = (r"(^|/)kernel$", r"(^|/)table$")
+DECAYED = (r"(^|/)(kernel|lora_[ab])$", r"(^|/)table$")
 """Paths of the parameters that weight decay acts on: matrices and embeddings, never norms and biases."""
 
 

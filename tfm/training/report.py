@@ -76,7 +76,8 @@ class Reporter:
         """Show loss, learning rate, speed and time left."""
         parts = [f"{name} {values[key]:{form}}" for key, name, form in (
             ("loss", "loss", ".3f"), ("learning_rate", "lr", ".2e"), ("tokens_per_second", "tokens/s", ",.0f"),
-            ("valid_loss", "valid loss", ".3f"), ("bleu", "BLEU", ".2f")) if key in values]
+            ("valid_loss", "valid loss", ".3f"), ("valid_accuracy", "valid accuracy", ".3f"),
+            ("bleu", "BLEU", ".2f")) if key in values]
         if self._progress is not None:
             self._progress.update(self._progress.task_ids[0], completed=step, text="  ".join(parts))
             if "valid_loss" in values:
