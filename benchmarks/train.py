@@ -252,7 +252,22 @@ def model_config(work: dict, dtype: str = "float32") -> Any:
 
 
 def make_tfm(name: str, work: dict) -> tuple[Step, int]:
-    """The library's own step: the model, the loss and the optimizer that its commands use."""
+    """The library's own step, and its number of parameters."""
+    import jax
+
+    update, state, inputs = tfm_step(name, work)
+
+    def run(number: int) -> float:
+        nonlocal state
+        state, metrics = update(state, inputs[number % len(inputs)])
+        jax.block_until_ready(state)
+        return float(metrics["loss"]) / float(metrics["weight"])
+
+    return run, sum(x.size for x in jax.tree.leaves(state.params))
+
+
+def tfm_step(name: str, work: dict) -> tuple[Any, Any, Any]:
+    """(jitted step, state, batches): the model, the loss and the optimizer that the library's commands use."""
     kept = techniques_of(name)
     if "malloc" in kept:
         from tfm.parallel.host import keep_freed_memory
@@ -271,15 +286,7 @@ def make_tfm(name: str, work: dict) -> tuple[Step, int]:
     state = jax.jit(lambda: step.init_state(lambda key: init_params(config, key), rule, 0))()
     loss = make_loss(build(config), config, smoothing=work["smoothing"])
     update = jax.jit(step.make_train_step(loss, rule), donate_argnums=0)
-    inputs = jax.device_put([with_masks(batch) for batch in batches(work)])
-
-    def run(number: int) -> float:
-        nonlocal state
-        state, metrics = update(state, inputs[number % len(inputs)])
-        jax.block_until_ready(state)
-        return float(metrics["loss"]) / float(metrics["weight"])
-
-    return run, sum(x.size for x in jax.tree.leaves(state.params))
+    return update, state, jax.device_put([with_masks(batch) for batch in batches(work)])
 
 
 def with_masks(batch: dict) -> dict:
