@@ -47,10 +47,7 @@ def run_claim(claim: Claim, argv: Sequence[str] | None = None) -> Tables:
     Returns:
         the tables.
     """
-    parser = argparse.ArgumentParser(description=claim.statement)
-    parser.add_argument("--quick", action="store_true", help="smaller and faster")
-    parser.add_argument("--output", type=Path, default=Path("claims"), help="folder for JSON and PNG")
-    options = parser.parse_args(argv)
+    options = make_parser(claim).parse_args(argv)
     started = time.perf_counter()
     tables = claim.measure(options.quick)
     seconds = time.perf_counter() - started
@@ -65,6 +62,14 @@ def run_claim(claim: Claim, argv: Sequence[str] | None = None) -> Tables:
     _draw(claim, tables, files[1])
     console.print(f"{seconds:.0f} s; {files[0]}, {files[1]}", soft_wrap=True)
     return tables
+
+
+def make_parser(claim: Claim) -> argparse.ArgumentParser:
+    """The arguments of a claim's command."""
+    parser = argparse.ArgumentParser(description=claim.statement)
+    parser.add_argument("--quick", action="store_true", help="smaller and faster")
+    parser.add_argument("--output", type=Path, default=Path("claims"), help="folder for JSON and PNG")
+    return parser
 
 
 def make_table(title: str, rows: Rows) -> Table:
@@ -95,4 +100,18 @@ def _draw(claim: Claim, tables: Tables, path: Path) -> None:
     figure = Figure(figsize=claim.size, layout="constrained")
     FigureCanvasAgg(figure)
     claim.draw(figure, tables)
+    for axes in figure.axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            if axis.get_scale() == "log":
+                _plain_ticks(axis)
     figure.savefig(path, dpi=110)
+
+
+def _plain_ticks(axis: Any) -> None:
+    """Few ticks with plain numbers on a logarithmic axis, whatever its range."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    low, high = axis.get_view_interval()
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 500 * low else (1.0,)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
