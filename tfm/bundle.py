@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +15,7 @@ from tfm.data.tokenizer import Tokenizer, load_tokenizer
 from tfm.decoding.logits import BelowSize
 from tfm.decoding.text import before_possible_stop, cut_at_stop, settled
 from tfm.generation import GenerationOptions, make_options
-from tfm.inference import Result, Rows, Search, embed, generate, score_pairs, stream
+from tfm.inference import Result, Rows, Search, classify, embed, generate, score_pairs, stream
 
 TooLong = Literal["error", "cut"]
 
@@ -36,6 +36,10 @@ class Special:
     reweight: tuple[Any, ...] = ()
     """Rules of the checkpoint's own generation settings."""
     allow: tuple[Any, ...] = ()
+    defaults: tuple[tuple[str, Any], ...] = ()
+    """Fields of `GenerationOptions` as the checkpoint has them, where the caller says nothing."""
+    max_total: int | None = None
+    """Most tokens of prompt and output together, where the caller says nothing."""
 
 
 @dataclass(frozen=True)
@@ -145,8 +149,8 @@ class Bundle:
                         batch_size=options.batch_size, seed=options.seed, progress=progress)
 
     def filled(self, options: GenerationOptions, *, beam_size: int = 1) -> GenerationOptions:
-        """Options with the config's own where they say None; `beam_size` where they say none."""
-        return options.filled(self.config.decode, beam_size=beam_size)
+        """Options with the checkpoint's own, or else the config's, where they say None; `beam_size` where none does."""
+        return options.filled(self.config.decode, beam_size=beam_size, own=dict(self.special.defaults))
 
     def _search(self, options: GenerationOptions, eos_id: int | Sequence[int] | None) -> Search:
         special = self.special
@@ -162,7 +166,14 @@ class Bundle:
         return [BelowSize(self.tokenizer.vocab_size)]
 
     def _limit(self, options: GenerationOptions, row: Sequence[int]) -> int:
-        return options.max_length or (len(row) + 50 if self.model.is_encoder_decoder else 128)
+        if options.max_length is not None:
+            return options.max_length
+        if self.model.is_encoder_decoder or self.special.max_total is None:
+            return len(row) + 50 if self.model.is_encoder_decoder else 128
+        room = self.special.max_total - len(row)
+        require(room > 0, "the length of a prompt", len(row), "the checkpoint's own max_length, "
+                f"{self.special.max_total}, leaves none for a new token: give max_length")
+        return room
 
     def stream(self, text: str, *, too_long: TooLong = "error", steps: int = 4, **options: Any) -> Iterator[str]:
         """Generate for one text and yield what is written piece by piece, whole characters only.
@@ -176,7 +187,7 @@ class Bundle:
         Raises:
             ValueError: as for `generate`, or beam_size above 1.
         """
-        chosen = self.filled(make_options(options))
+        chosen = self.filled(make_options({"beam_size": 1, **options}))
         row, shown = self.source_ids(text, too_long=too_long), ""
         whole = ""
         for result in stream(self.model, self.params, row, self._search(chosen, None),
@@ -219,6 +230,27 @@ class Bundle:
         """
         rows = [self.source_ids(text, too_long=too_long) for text in self._texts(texts)]
         return embed(self.model, self.params, rows, batch_size=batch_size or self.config.decode.batch_size)
+
+    def classify(self, texts: Sequence[str], *, too_long: TooLong = "error",
+                 batch_size: int | None = None) -> list[str]:
+        """The name of the most probable class of each text; of a blank text a blank name.
+
+        Raises:
+            ValueError: the model has no classification head, or a text is too long.
+        """
+        texts, labels = self._texts(texts), self.config.data.labels
+        filled = [i for i, text in enumerate(texts) if text.strip()]
+        found = self.class_probabilities([texts[i] for i in filled], too_long=too_long, batch_size=batch_size)
+        names = [""] * len(texts)
+        for i, row in zip(filled, found, strict=True):
+            names[i] = labels[int(np.argmax(row))]
+        return names
+
+    def class_probabilities(self, texts: Sequence[str], *, too_long: TooLong = "error",
+                            batch_size: int | None = None) -> np.ndarray:
+        """The probability of each class, in the order of `config.data.labels`: [N, num_classes] float32."""
+        rows = [self.source_ids(text, too_long=too_long) for text in self._texts(texts)]
+        return classify(self.model, self.params, rows, batch_size=batch_size or self.config.decode.batch_size)
 
     def attention_maps(self, source: str, target: str | None = None, *, part: Any = None,
                        layer: int | None = None) -> Any:
@@ -274,7 +306,7 @@ def load(path: str | Path, *, checkpoint: int | str = "newest", average: int = 1
         path: `RUN`, or a folder with config.json and safetensors, or a .gguf file.
         checkpoint: of a run: a step, "newest" or "best".
         average: of a run: take the mean of this many newest checkpoints.
-        say: told about damaged checkpoints that were passed over.
+        say: told about damaged checkpoints that were passed over, and about settings that are left to the caller.
 
     Raises:
         FileNotFoundError: no such folder, or no such checkpoint in it.
@@ -288,7 +320,7 @@ def load(path: str | Path, *, checkpoint: int | str = "newest", average: int = 1
     if path.suffix == ".gguf" or (path / "config.json").is_file():
         from tfm.foreign import load_foreign
 
-        return load_foreign(path)
+        return load_foreign(path, say=say)
     raise ValueError(f"{path} is neither a run folder (no checkpoints/), nor a Hugging Face checkpoint (no "
                      "config.json), nor a .gguf file")
 
@@ -303,7 +335,19 @@ def run_special(config: Config, tokenizer: Tokenizer) -> Special:
     return Special(ids.start_id, ids.eos_ids, ids.pad_id, before=(tokenizer.bos_id,), after=after)
 
 
+def special_of_run(path: Path, config: Config, tokenizer: Tokenizer) -> Special:
+    """The ids around texts in a run folder: our own, or those of the foreign checkpoint that it comes from."""
+    if (path / "generation_config.json").is_file():
+        from tfm.foreign import converted_special
+
+        special = converted_special(path, config.model, tokenizer)
+        trained_here = config.train.init_from is not None  # the run's own settings of decoding hold then
+        return replace(special, defaults=(), max_total=None) if trained_here else special
+    return run_special(config, tokenizer)
+
+
 def _load_run(path: Path, checkpoint: int | str, average: int, say: Callable[[str], None]) -> Bundle:
+    from tfm.models.adapters import merge_adapters
     from tfm.training.checkpoint import (
         average_checkpoints,
         checkpoint_steps,
@@ -322,8 +366,5 @@ def _load_run(path: Path, checkpoint: int | str, average: int, say: Callable[[st
     else:
         params = load_checkpoint_params(chosen)
     tokenizer = load_tokenizer(path / "tokenizer.model")
-    if (path / "generation_config.json").is_file():  # a converted checkpoint keeps its own ids and rules
-        from tfm.foreign import converted_special
-
-        return Bundle(config, params, tokenizer, converted_special(path, config.model, tokenizer))
-    return Bundle(config, params, tokenizer, run_special(config, tokenizer))
+    model, params = merge_adapters(config.model, params)
+    return Bundle(config.replace(model=model), params, tokenizer, special_of_run(path, config, tokenizer))

@@ -21,7 +21,7 @@ Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 Ties = Literal["all", "inputs", "decoder", "none"]
 DType = Literal["float32", "bfloat16", "float16"]
 PatternKind = Literal["full", "window", "longformer", "bigbird", "linear"]
-ScalingKind = Literal["linear", "dynamic", "llama3", "yarn"]
+ScalingKind = Literal["linear", "dynamic", "llama3", "yarn", "factors"]
 
 
 def require(condition: bool, field_name: str, value: object, expected: str) -> None:
@@ -77,9 +77,14 @@ class RotaryScaling:
     """yarn: factor on the rotated vectors; None: 0.1 ln(factor) + 1."""
     truncate: bool = True
     """yarn: round the bounds of the ramp to whole dimensions."""
+    factors: tuple[float, ...] = ()
+    """factors: what the frequency of each pair of dimensions is divided by."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "factors", tuple(self.factors))
         _require_choices("model.rotary_scaling", self)
+        require((self.kind == "factors") == bool(self.factors), "model.rotary_scaling.factors", self.factors,
+                "they go together with kind='factors'")
         require(self.factor >= 1.0, "model.rotary_scaling.factor", self.factor, "it must be at least 1")
 
 
@@ -298,6 +303,10 @@ class ModelConfig:
             width = self.rotary_dim or self.resolved_head_dim
             require(width % 2 == 0 and width <= self.resolved_head_dim, "model.rotary_dim", width,
                     f"RoPE rotates pairs: it must be even and at most head_dim={self.resolved_head_dim}")
+            scaling = self.rotary_scaling
+            require(scaling is None or scaling.kind != "factors" or len(scaling.factors) == width // 2,
+                    "model.rotary_scaling.factors", len(scaling.factors) if scaling else 0,
+                    f"there must be one for each of the {width // 2} pairs of dimensions")
         require(self.rotary_scaling is None or self.position == "rotary", "model.rotary_scaling", self.rotary_scaling,
                 "it needs position='rotary'")
         linear = any(pattern.kind == "linear" for pattern in self.attention_pattern)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,7 @@ from tfm.config import Config, DecodeConfig, ModelConfig
 from tfm.data.foreign_files import load_foreign_tokenizer
 from tfm.data.foreign_tokenizer import ForeignTokenizer
 from tfm.data.tokenizer import Tokenizer, tokenizer_from_bytes
-from tfm.decoding.logits import (
-    BadWords,
-    ForceFirst,
-    MinLength,
-    NoRepeatNgram,
-    RepetitionPenalty,
-    Suppress,
-    SuppressFirst,
-)
+from tfm.decoding.logits import BadWords, Forced, MinLength, Suppress, SuppressFirst
 from tfm.interop import GenerationSettings, from_gguf, from_huggingface, load_generation_settings
 from tfm.interop.generation import settings_from
 
@@ -35,9 +28,25 @@ class Foreign:
     settings: GenerationSettings
 
 
-def load_foreign(path: str | Path) -> Bundle:
-    """The bundle of a Hugging Face checkpoint folder or a GGUF file; see `open_foreign`."""
-    return make_bundle(open_foreign(path))
+def load_foreign(path: str | Path, *, say: Callable[[str], None] = print) -> Bundle:
+    """The bundle of a Hugging Face checkpoint folder or a GGUF file; see `open_foreign`.
+
+    Args:
+        path: the folder or file.
+        say: told about settings of the checkpoint that are left to the caller.
+    """
+    found = open_foreign(path)
+    if left := left_to_the_caller(found.settings):
+        say(f"{path}: {left}")
+    return make_bundle(found)
+
+
+def left_to_the_caller(settings: GenerationSettings) -> str:
+    """What a checkpoint asks for and is not done unless the caller asks for it, too; empty where there is nothing."""
+    asked = ", ".join(f"{name}={value}" for name, value in settings.sampling if name != "do_sample")
+    return "" if not settings.sampling else (
+        f"the checkpoint asks for sampling ({asked or 'do_sample'}), and without a temperature given the most probable "
+        "tokens are taken")
 
 
 def make_bundle(found: Foreign) -> Bundle:
@@ -82,8 +91,30 @@ def _load_gguf(path: Path, dtype: Any, sharding: Any) -> Foreign:
 
 def converted_special(path: Path, config: ModelConfig, tokenizer: Tokenizer) -> Special:
     """The ids and rules that `tfm convert` left in a run folder."""
-    settings = settings_from(json.loads((path / "generation_config.json").read_text(encoding="utf-8")))
-    return Special(**special_fields(config, settings, tokenizer))
+    return Special(**special_fields(config, run_settings(path, config), tokenizer))
+
+
+def run_settings(path: Path, config: ModelConfig) -> GenerationSettings:
+    """The generation settings in a run folder that came from a foreign checkpoint."""
+    values = json.loads((path / "generation_config.json").read_text(encoding="utf-8"))
+    return settings_from(values, pair=config.is_encoder_decoder)
+
+
+def training_tokenizer(config: ModelConfig, settings: GenerationSettings, tokenizer: Tokenizer) -> Tokenizer:
+    """The tokenizer of a checkpoint, which puts those ids around texts in training that generation uses.
+
+    Args:
+        config: of the model.
+        settings: of the checkpoint.
+        tokenizer: of the checkpoint.
+    """
+    fields = special_fields(config, settings, tokenizer)
+    outer = tokenizer if isinstance(tokenizer, ForeignTokenizer) else ForeignTokenizer(tokenizer, {})
+    ids = {"pad_id": fields["pad_id"], "eos_id": fields["eos_ids"][0]}
+    if not config.is_encoder_decoder:
+        return outer.with_ids(ids, ())
+    first = () if settings.forced_bos_id is None else (settings.forced_bos_id,)
+    return outer.with_ids({**ids, "bos_id": fields["start_id"]}, first)
 
 
 def special_fields(config: ModelConfig, settings: GenerationSettings, tokenizer: Tokenizer | None) -> dict[str, Any]:
@@ -97,6 +128,8 @@ def special_fields(config: ModelConfig, settings: GenerationSettings, tokenizer:
     eos_ids, pad, bos = settings.eos_ids, settings.pad_id, settings.decoder_start_id
     before: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
+    first = () if settings.forced_bos_id is None else (settings.forced_bos_id,)
+    forced = (Forced(first, settings.forced_eos_ids),) if first or settings.forced_eos_ids else ()
     if tokenizer is not None:
         eos_ids = eos_ids or (tokenizer.eos_id,)
         pad = tokenizer.pad_id if pad is None else pad
@@ -104,11 +137,16 @@ def special_fields(config: ModelConfig, settings: GenerationSettings, tokenizer:
     if isinstance(tokenizer, ForeignTokenizer):
         before, after = tokenizer.before, () if config.is_decoder_only else tokenizer.after
     return {"start_id": 0 if bos is None else bos, "eos_ids": eos_ids, "pad_id": 0 if pad is None else pad,
-            "before": before, "after": after, "reweight": _reweight(settings), "allow": _allow(settings, eos_ids)}
+            "before": before, "after": after, "reweight": forced, "allow": _allow(settings, eos_ids),
+            "defaults": tuple(_defaults(settings).items()), "max_total": settings.max_total}
 
 
-def _reweight(settings: GenerationSettings) -> tuple[Any, ...]:
-    return () if settings.repetition_penalty == 1.0 else (RepetitionPenalty(settings.repetition_penalty),)
+def _defaults(settings: GenerationSettings) -> dict[str, Any]:
+    """The fields of `GenerationOptions` that the checkpoint sets."""
+    return {"beam_size": settings.num_beams, "length_penalty": settings.length_penalty,
+            "early_stopping": settings.early_stopping, "min_length": settings.min_length,
+            "max_length": settings.max_length, "no_repeat_ngram": settings.no_repeat_ngram,
+            "repetition_penalty": settings.repetition_penalty}
 
 
 def _allow(settings: GenerationSettings, eos_ids: tuple[int, ...]) -> tuple[Any, ...]:
@@ -119,10 +157,6 @@ def _allow(settings: GenerationSettings, eos_ids: tuple[int, ...]) -> tuple[Any,
         rules.append(SuppressFirst(settings.begin_suppressed_ids))
     if settings.bad_words:
         rules.append(BadWords(settings.bad_words))
-    if settings.forced_bos_id is not None:
-        rules.append(ForceFirst((settings.forced_bos_id,)))
-    if settings.min_length:
-        rules.append(MinLength(settings.min_length, eos_ids))
-    if settings.no_repeat_ngram:
-        rules.append(NoRepeatNgram(settings.no_repeat_ngram))
+    if settings.min_total:
+        rules.append(MinLength(settings.min_total, eos_ids, prompt=True))
     return tuple(rules)

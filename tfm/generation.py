@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal
 
 from tfm.config import DecodeConfig, require
 from tfm.config_json import unknown_field
 from tfm.decoding import logits as rules
+from tfm.decoding.power_beam import Early
 from tfm.inference import Search
 
 
@@ -21,12 +23,18 @@ class GenerationOptions:
     """Hypotheses kept; 1 is greedy, or sampling where `temperature` is above 0. None: the model's own."""
     alpha: float | None = None
     """Exponent of the length penalty ((5 + length) / 6) ** alpha. None: the model's own."""
+    length_penalty: float | None = None
+    """Instead of alpha: beam search as the transformers library has it, where sums are divided by length to this
+    power. None: alpha, or the checkpoint's own."""
+    early_stopping: Early | None = None
+    """With length_penalty: stop when beam_size outputs are finished (True), when the best unfinished one is no better
+    at its present length (False), or when it cannot become better (never). None: the checkpoint's own, or False."""
     n_best: int = 1
     """Hypotheses returned for each input; at most beam_size."""
     max_length: int | None = None
-    """Most new tokens. None: source length + 50 for an encoder-decoder, 128 for a decoder."""
-    min_length: int = 0
-    """Least new tokens before the end."""
+    """Most new tokens. None: the checkpoint's own, or source length + 50 for an encoder-decoder, 128 for a decoder."""
+    min_length: int | None = None
+    """Least new tokens before the end. None: the checkpoint's own, or 0."""
     temperature: float = 0.0
     """Above 0: sample; 1 is the model's own distribution."""
     top_k: int | None = None
@@ -37,14 +45,14 @@ class GenerationOptions:
     """Sample among tokens of at least this share of the best one's probability."""
     typical_p: float | None = None
     """Sample within the most typical tokens of this probability."""
-    repetition_penalty: float = 1.0
-    """Above 1: tokens that occurred before become less probable."""
+    repetition_penalty: float | None = None
+    """Above 1: tokens that occurred before become less probable. None: the checkpoint's own, or 1."""
     presence_penalty: float = 0.0
     """Taken off the logit of each token that was generated before."""
     frequency_penalty: float = 0.0
     """Taken off for each time that it was."""
-    no_repeat_ngram: int = 0
-    """No sequence of so many tokens occurs twice; 0: any may."""
+    no_repeat_ngram: int | None = None
+    """No sequence of so many tokens occurs twice; 0: any may. None: the checkpoint's own, or 0."""
     suppress: tuple[int, ...] = ()
     """Ids that are never written."""
     bad_words: tuple[str, ...] = ()
@@ -73,19 +81,36 @@ class GenerationOptions:
             value = getattr(self, name)
             require(value is None or value > 0, name, value, "it must be above 0")
         for name in ("min_length", "no_repeat_ngram", "lookup"):
-            require(getattr(self, name) >= 0, name, getattr(self, name), "it cannot be negative")
-        require(self.max_length is None or self.min_length <= self.max_length, "min_length", self.min_length,
+            require((getattr(self, name) or 0) >= 0, name, getattr(self, name), "it cannot be negative")
+        require(self.max_length is None or (self.min_length or 0) <= self.max_length, "min_length", self.min_length,
                 f"it can be at most max_length={self.max_length}")
-        require(self.repetition_penalty > 0.0, "repetition_penalty", self.repetition_penalty, "it must be above 0")
+        require(self.repetition_penalty is None or self.repetition_penalty > 0.0, "repetition_penalty",
+                self.repetition_penalty, "it must be above 0")
+        require(self.alpha is None or self.length_penalty is None, "length_penalty", self.length_penalty,
+                f"alpha={self.alpha} is the other penalty: give one of the two")
         require(self.n_best == 1 or not self.stop, "stop", self.stop, f"it does not go with n_best={self.n_best}")
         self.search(eos_ids=(), pad_id=0)
 
-    def filled(self, decode: DecodeConfig, *, beam_size: int) -> GenerationOptions:
-        """These options with a model's own where they say None; sampling has no beams."""
+    def filled(self, decode: DecodeConfig, *, beam_size: int,
+               own: Mapping[str, Any] = MappingProxyType({})) -> GenerationOptions:
+        """These options with a model's own where they say None; sampling has no beams.
+
+        Args:
+            decode: of the model's config.
+            beam_size: where neither the options nor `own` have one.
+            own: fields that the checkpoint's generation settings fill in, before the config.
+        """
         single = self.temperature > 0.0 or self.lookup > 0
-        own = {"beam_size": 1 if single else max(beam_size, self.n_best), "alpha": decode.alpha,
-               "batch_size": decode.batch_size, "max_length": decode.max_length}
-        missing: dict[str, Any] = {name: value for name, value in own.items() if getattr(self, name) is None}
+        found = {"beam_size": beam_size, "batch_size": decode.batch_size, "max_length": decode.max_length,
+                 **{name: value for name, value in own.items() if value is not None}}
+        found["beam_size"] = 1 if single else max(found["beam_size"], self.n_best)
+        if self.alpha is not None or ((self.groups > 1 or self.phrases) and self.length_penalty is None):
+            found["length_penalty"] = None
+        if self.length_penalty is None and found.get("length_penalty") is None:
+            found["alpha"] = decode.alpha
+        if self.max_length is not None and found.get("min_length"):
+            found["min_length"] = min(found["min_length"], self.max_length)
+        missing = {name: value for name, value in found.items() if getattr(self, name) is None}
         return dataclasses.replace(self, **missing)
 
     def search(self, *, eos_ids: tuple[int, ...], pad_id: int, reweight: Sequence[Any] = (), allow: Sequence[Any] = (),
@@ -104,7 +129,8 @@ class GenerationOptions:
         """
         return Search(
             beam_size=self.n_best if self.beam_size is None else self.beam_size,
-            alpha=0.0 if self.alpha is None else self.alpha, n_best=self.n_best, temperature=self.temperature,
+            alpha=0.0 if self.alpha is None else self.alpha, length_penalty=self.length_penalty,
+            early_stopping=self.early_stopping or False, n_best=self.n_best, temperature=self.temperature,
             top_k=self.top_k, top_p=self.top_p, min_p=self.min_p, typical_p=self.typical_p, eos_ids=eos_ids,
             pad_id=pad_id, reweight=(*reweight, *self._reweight()), allow=(*allow, *self._allow(eos_ids, encode)),
             groups=self.groups, diversity=self.diversity,
@@ -113,7 +139,7 @@ class GenerationOptions:
 
     def _reweight(self) -> list[Any]:
         chosen: list[Any] = []
-        if self.repetition_penalty != 1.0:
+        if self.repetition_penalty not in (None, 1.0):
             chosen.append(rules.RepetitionPenalty(self.repetition_penalty))
         if self.presence_penalty or self.frequency_penalty:
             chosen.append(rules.CountPenalty(self.presence_penalty, self.frequency_penalty))

@@ -31,6 +31,7 @@ from tfm.decoding import (
 )
 from tfm.decoding.diverse import diverse_beam_search
 from tfm.decoding.lexical import lexical_beam_search
+from tfm.decoding.power_beam import Early, power_beam_search
 from tfm.models import build
 from tfm.models.stepper import make_step, own_part, start_generation, start_translation
 from tfm.nn.cache import rewind
@@ -45,6 +46,10 @@ class Search:
     beam_size: int = 1
     """1: greedy, or sampling where `temperature` is above 0."""
     alpha: float = 0.6
+    length_penalty: float | None = None
+    """Beams as `power_beam_search` has them; None: as `beam_search`, with `alpha`."""
+    early_stopping: Early = False
+    """With length_penalty: when a row stops."""
     n_best: int = 1
     temperature: float = 0.0
     """0: the most probable token."""
@@ -80,6 +85,8 @@ class Search:
                     getattr(self, name), f"beam_size={self.beam_size} and n_best must be multiples of groups")
         require(not self.phrases or (self.beam_size > 1 and self.groups == 1), "phrases", self.phrases,
                 "required phrases need beam_size above 1 and groups=1")
+        require(self.length_penalty is None or (self.groups == 1 and not self.phrases), "length_penalty",
+                self.length_penalty, "it does not go together with groups or phrases: use alpha")
         cuts = [name for name in ("top_k", "top_p", "min_p", "typical_p") if getattr(self, name) is not None]
         require(not cuts or self.temperature > 0.0, ", ".join(cuts), tuple(getattr(self, name) for name in cuts),
                 "it needs sampling: set temperature above 0")
@@ -199,6 +206,10 @@ def _search(config: ModelConfig, search: Search, buffer: int, start_id: int, par
     if search.phrases:
         return lexical_beam_search(step, cache, prompt, beam_size=search.beam_size, n_best=search.n_best,
                                    phrases=_phrases(search, ids.shape[0]), **common)
+    if search.beam_size > 1 and search.length_penalty is not None:
+        del common["alpha"]
+        return power_beam_search(step, cache, prompt, beam_size=search.beam_size, n_best=search.n_best,
+                                 power=search.length_penalty, early_stopping=search.early_stopping, **common)
     if search.beam_size > 1:
         return beam_search(step, cache, prompt, beam_size=search.beam_size, n_best=search.n_best, **common)
     if search.temperature > 0.0:
@@ -364,6 +375,36 @@ def _embed(config: ModelConfig, params: Any, ids: jax.Array, mask: jax.Array) ->
         hidden = module.apply(variables, ids, source_mask=mask, method="encode")
     total = jnp.sum(jnp.where(mask[..., None], hidden.astype(jnp.float32), 0.0), axis=1)
     return total / jnp.maximum(jnp.linalg.norm(total, axis=-1, keepdims=True), 1e-12)
+
+
+def classify(config: ModelConfig, params: Any, rows: Rows, *, batch_size: int = 32) -> np.ndarray:
+    """The probability of each class for each row.
+
+    Args:
+        config: of an encoder with a classification head.
+        params: its parameters.
+        rows: ids.
+        batch_size: most rows at a time.
+
+    Returns:
+        [N, num_classes] float32.
+
+    Raises:
+        ValueError: there is no such head, or a row that the model cannot take.
+    """
+    require(config.num_classes > 0, "model.num_classes", 0,
+            "classifying needs an encoder with a classification head: train one with data.task='classify'")
+    check_rows(config, rows, config.vocab_size)
+    found = np.zeros((len(rows), config.num_classes), np.float32)
+    for numbers, ids, mask in batches(rows, batch_size):
+        found[numbers] = np.asarray(_classify(config, params, ids, mask))[: len(numbers)]
+    return found
+
+
+@partial(jax.jit, static_argnames=("config",))
+def _classify(config: ModelConfig, params: Any, ids: jax.Array, mask: jax.Array) -> jax.Array:
+    module: Any = build(config)
+    return jax.nn.softmax(module.apply({"params": params}, ids, mask=mask, method="class_logits"), axis=-1)
 
 
 def check_rows(config: ModelConfig, rows: Rows, vocab_size: int) -> None:

@@ -6,8 +6,10 @@ import json
 
 import pytest
 
+from tfm.foreign import left_to_the_caller, special_fields
 from tfm.interop import load_generation_settings
 from tfm.interop.generation import settings_attributes, settings_from
+from tfm.models import presets
 
 MARIAN = {"model_type": "marian", "is_encoder_decoder": True, "bad_words_ids": [[7]], "decoder_start_token_id": 7,
           "eos_token_id": 0, "forced_eos_token_id": 0, "num_beams": 6, "pad_token_id": 7}
@@ -25,18 +27,48 @@ def test_t5_starts_with_padding_where_nothing_is_said():
     assert settings_from({"model_type": "t5", "pad_token_id": 0, "eos_token_id": 1}).decoder_start_id == 0
 
 
-def test_min_length_counts_the_first_input_of_a_decoder():
-    assert settings_from({"is_encoder_decoder": True, "min_length": 5}).min_length == 4
-    assert settings_from({"min_new_tokens": 5}).min_length == 5
+def test_lengths_count_the_first_input_of_a_decoder_or_the_prompt():
+    settings = settings_from({"is_encoder_decoder": True, "min_length": 5, "max_length": 9})
+    assert (settings.min_length, settings.max_length, settings.max_total) == (4, 8, None)
+    settings = settings_from({"min_length": 5, "max_length": 9})
+    assert (settings.min_total, settings.max_total, settings.max_length) == (5, 9, None)
+    settings = settings_from({"min_new_tokens": 5, "max_new_tokens": 9, "max_length": 20})
+    assert (settings.min_length, settings.max_length, settings.max_total) == (5, 9, None)
 
 
 @pytest.mark.parametrize("name, value", [("num_beam_groups", 2), ("encoder_no_repeat_ngram_size", 3),
-                                         ("forced_decoder_ids", [[1, 5]])])
+                                         ("forced_decoder_ids", [[1, 5]]), ("stop_strings", ["."])])
 def test_what_is_not_carried_out_is_refused(name, value):
     with pytest.raises(ValueError, match=f"{name} is"):
         settings_from({name: value})
 
 
-def test_settings_come_back_as_they_went():
-    settings = settings_from({**MARIAN, "num_beams": 1, "suppress_tokens": [3, 4]})
-    assert settings_from({**settings_attributes(settings), "model_type": "marian"}) == settings
+def test_what_nobody_knows_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "generation_config.json").write_text(json.dumps({"new_trick": 2}))
+    with pytest.raises(ValueError, match="has new_trick = 2, which is not known"):
+        load_generation_settings(tmp_path)
+
+
+def test_sampling_is_named():
+    asked = {"do_sample": True, "temperature": 0.6, "top_p": 0.9}
+    assert "temperature=0.6, top_p=0.9" in left_to_the_caller(settings_from(asked))
+    assert left_to_the_caller(settings_from({**asked, "do_sample": False})) == ""
+
+
+def test_rules_become_defaults_of_the_bundle():
+    rules = {"num_beams": 4, "length_penalty": 2.0, "early_stopping": True, "no_repeat_ngram_size": 3,
+             "min_length": 56, "max_length": 142, "repetition_penalty": 1.5}
+    found = special_fields(presets.tiny(), settings_from({**MARIAN, **rules}), None)
+    assert dict(found["defaults"]) == {"beam_size": 4, "length_penalty": 2.0, "early_stopping": True,
+                                       "no_repeat_ngram": 3, "min_length": 55, "max_length": 141,
+                                       "repetition_penalty": 1.5}
+
+
+@pytest.mark.parametrize("pair", [True, False])
+def test_settings_come_back_as_they_went(pair):
+    values = {**MARIAN, "is_encoder_decoder": pair, "model_type": "marian" if pair else "llama", "num_beams": 3,
+              "suppress_tokens": [3, 4], "length_penalty": 0.0, "early_stopping": "never", "min_length": 4,
+              "max_length": 30, "no_repeat_ngram_size": 2, "repetition_penalty": 1.2, "do_sample": True, "top_k": 5}
+    settings = settings_from(values)
+    assert settings_from({**settings_attributes(settings, pair=pair), "model_type": values["model_type"]}) == settings

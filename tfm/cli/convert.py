@@ -16,9 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 import tyro
 
+from tfm.cli.decode import checkpoint_choice
 from tfm.cli.errors import run_main
 from tfm.cli.options import parse
-from tfm.config import Config, DataConfig, ModelConfig, require
+from tfm.config import Config, DataConfig, DecodeConfig, ModelConfig, require
+from tfm.foreign import left_to_the_caller
+from tfm.models.adapters import split_params
 
 TOLERANCE = 2e-4
 """Largest difference of logits that --verify accepts, both sides in float32."""
@@ -32,8 +35,8 @@ class ConvertOptions:
     """Run folder, Hugging Face checkpoint folder, or .gguf file."""
     target: tyro.conf.Positional[Path]
     """Folder to write; it must not exist, or be empty."""
-    to: Literal["huggingface", "run"] | None = None
-    """Form of the target. Default: huggingface for a run, run for all else."""
+    to: Literal["huggingface", "run", "peft"] | None = None
+    """Form of the target; peft: the adapters of a run alone. Default: huggingface for a run, run for all else."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     """Type of the parameters. Default: as they are stored (GGUF: float32)."""
     allow_pickle: bool = False
@@ -57,6 +60,8 @@ def run_conversion(options: ConvertOptions) -> int:
     target = options.target
     require(not target.exists() or (target.is_dir() and not any(target.iterdir())), "TARGET", str(target),
             "it must not exist, or be an empty folder")
+    if form == "peft":
+        return _write_adapters(options)
     config, params, tokenizer, settings = _open_run(options) if is_run else _open_foreign(options)
     if options.dtype is not None:
         params = jax.tree.map(lambda x: x.astype(options.dtype), params)
@@ -66,6 +71,8 @@ def run_conversion(options: ConvertOptions) -> int:
     else:
         _write_run(config, params, tokenizer, settings, target)
     _report(config, params, options.source, target, form)
+    if left := left_to_the_caller(settings):
+        print(left)
     if options.verify:
         folder = target if form == "huggingface" else options.source
         require(folder.is_dir(), "--verify", str(folder), "torch reads a Hugging Face folder: add --to huggingface")
@@ -119,12 +126,13 @@ def verify(config: ModelConfig, params: Any, folder: Path) -> float:
 def _open_run(options: ConvertOptions) -> tuple[ModelConfig, Any, Any, Any]:
     from tfm.bundle import load
     from tfm.data.foreign_tokenizer import ForeignTokenizer
-    from tfm.interop.generation import GenerationSettings, load_generation_settings
+    from tfm.foreign import run_settings
+    from tfm.interop.generation import GenerationSettings
 
-    bundle = load(options.source, checkpoint=options.checkpoint)
+    bundle = load(options.source, checkpoint=checkpoint_choice(options.checkpoint))
     special, tokenizer = bundle.special, bundle.tokenizer
     if (options.source / "generation_config.json").is_file():  # it was converted once
-        return bundle.model, bundle.params, tokenizer, load_generation_settings(options.source)
+        return bundle.model, bundle.params, tokenizer, run_settings(options.source, bundle.model)
     start = special.start_id if bundle.model.is_encoder_decoder else None
     settings = GenerationSettings(eos_ids=special.eos_ids, pad_id=special.pad_id, decoder_start_id=start,
                                   bos_id=None if tokenizer is None else tokenizer.bos_id)
@@ -145,7 +153,7 @@ def _write_huggingface(config: ModelConfig, params: Any, tokenizer: Any, setting
     from tfm.interop import to_huggingface
     from tfm.interop.generation import settings_attributes
 
-    attributes = settings_attributes(settings)
+    attributes = settings_attributes(settings, pair=config.is_encoder_decoder)
     to_huggingface(config, params, target, extra=attributes)
     (target / "generation_config.json").write_text(json.dumps(attributes, indent=2) + "\n", encoding="utf-8")
     if tokenizer is not None:
@@ -163,15 +171,33 @@ def _write_run(config: ModelConfig, params: Any, tokenizer: Any, settings: Any, 
     tokenizer.save(target / "tokenizer.model")
     task: Any = "translate" if config.is_encoder_decoder else "causal_lm" if config.is_decoder_only else "masked_lm"
     whole = Config(model=config, data=DataConfig(task=task, tokenizer="file",
-                                                 tokenizer_path=str(target / "tokenizer.model")))
+                                                 tokenizer_path=str(target / "tokenizer.model")),
+                   decode=DecodeConfig(beam_size=settings.num_beams))
     save_config(whole, target / "config.json")
-    (target / "generation_config.json").write_text(json.dumps(settings_attributes(settings), indent=2) + "\n",
-                                                   encoding="utf-8")
+    attributes = settings_attributes(settings, pair=config.is_encoder_decoder)
+    (target / "generation_config.json").write_text(json.dumps(attributes, indent=2) + "\n", encoding="utf-8")
     checkpoints = Checkpoints(target, keep=1)
     key = jax.random.key_data(jax.random.key(0))
     checkpoints.save(TrainState(jnp.zeros((), jnp.int32), params, (), None, key), config=whole, data_state=None,
                      scores={})
     checkpoints.close()
+
+
+def _write_adapters(options: ConvertOptions) -> int:
+    """Write the adapters of a run as the peft package reads them."""
+    from tfm.interop import to_peft
+    from tfm.training.checkpoint import find_checkpoint, load_checkpoint_config, load_checkpoint_params
+
+    require((options.source / "checkpoints").is_dir(), "SOURCE", str(options.source),
+            "adapters are those of a run folder")
+    checkpoint = find_checkpoint(options.source, checkpoint_choice(options.checkpoint))
+    config = load_checkpoint_config(checkpoint)
+    params = load_checkpoint_params(checkpoint)
+    to_peft(config.model, params, options.target, base=config.train.init_from or "")
+    count = sum(x.size for x in jax.tree.leaves(split_params(params, r"(^|/)lora_[ab]$")[0]))
+    print(f"{options.source} -> {options.target} (peft): {count:,} parameters of adapters of rank "
+          f"{config.model.lora_rank}, for {config.train.init_from or 'this model'}")
+    return 0
 
 
 def _report(config: ModelConfig, params: Any, source: Path, target: Path, form: str) -> None:

@@ -29,7 +29,7 @@ WINDOW = 16
 
 @dataclass(frozen=True)
 class DecodeOptions:
-    """Translate, or continue, the lines of standard input; one line out for each line in."""
+    """Translate, continue, or classify the lines of standard input; one line out for each line in."""
 
     model: tyro.conf.Positional[Path]
     """Run folder, Hugging Face checkpoint folder, or .gguf file."""
@@ -37,7 +37,7 @@ class DecodeOptions:
         default_factory=GenerationOptions)
     """How outputs are chosen."""
     scores: bool = False
-    """Put the score and a tab before each line."""
+    """Put the score (of a class its probability) and a tab before each line."""
     score: bool = False
     """Score lines `source TAB target` instead: a log-probability for each, perplexity on stderr."""
     interactive: bool = False
@@ -70,6 +70,8 @@ def run_decoding(options: DecodeOptions) -> int:
     if options.verbose:
         _say(_describe(bundle, options))
     lines = read_lines(sys.stdin.buffer, replace=options.replace_invalid)
+    if bundle.model.num_classes:
+        return _classify_lines(bundle, lines, options)
     if options.score:
         return _score_lines(bundle, lines, options)
     if options.interactive:
@@ -145,6 +147,25 @@ def _score_lines(bundle: Bundle, lines: Iterator[str], options: DecodeOptions) -
         total, tokens, done = total + sum(map(sum, scores)), tokens + sum(map(len, scores)), done + len(window)
     if tokens:
         _say(f"perplexity {math.exp(-total / tokens):.4f} over {tokens:,} tokens")
+    return 0
+
+
+def _classify_lines(bundle: Bundle, lines: Iterator[str], options: DecodeOptions) -> int:
+    batch_size, labels = options.generation.batch_size or bundle.config.decode.batch_size, bundle.config.data.labels
+    chosen = [name for name, value in vars(options.generation).items()
+              if name != "batch_size" and value != getattr(GenerationOptions(), name)]
+    chosen += [name for name in ("score", "interactive") if getattr(options, name)]
+    require(not chosen, ", ".join(f"--{name.replace('_', '-')}" for name in chosen), True,
+            "this model gives classes, and no text")
+    for window in _windows(lines, WINDOW * batch_size):
+        filled = [i for i, line in enumerate(window) if line.strip()]
+        found = bundle.class_probabilities([window[i] for i in filled], too_long=options.too_long,
+                                           batch_size=batch_size)
+        best = {i: (f"{row.max():.4f}", labels[int(row.argmax())]) for i, row in zip(filled, found, strict=True)}
+        for i in range(len(window)):
+            probability, label = best.get(i, ("", ""))
+            sys.stdout.write(f"{probability}\t{label}\n" if options.scores else f"{label}\n")
+        sys.stdout.flush()
     return 0
 
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import tyro
 
 from tfm.bundle import Bundle, load
+from tfm.classification import class_figures, class_summary
 from tfm.cli.decode import checkpoint_choice
 from tfm.cli.errors import run_main
 from tfm.cli.options import parse
@@ -25,7 +26,7 @@ from tfm.parallel.host import keep_freed_memory
 
 @dataclass(frozen=True)
 class EvalOptions:
-    """Measure a run on its test split: loss, perplexity and accuracy, and BLEU and chrF for translation."""
+    """Measure a run on its test split: loss, perplexity and accuracy; BLEU and chrF for translation, F1 for classes."""
 
     run: tyro.conf.Positional[Path]
     """Run folder."""
@@ -67,8 +68,14 @@ def run_evaluation(options: EvalOptions) -> int:
     require(len(texts) > 0, f"data.{options.split}", (), "the run's config names no files for it")
     if options.limit is not None:
         texts = Texts([column[: options.limit] for column in texts.columns])
-    figures: dict[str, Any] = token_figures(bundle, splits, texts)
-    for name, text in summary(figures, bundle.config.data.task):
+    figures: dict[str, Any]
+    if bundle.config.data.task == "classify":
+        figures = class_figures(bundle, splits, texts)
+        rows = class_summary(figures)
+    else:
+        figures = token_figures(bundle, splits, texts)
+        rows = list(summary(figures, bundle.config.data.task))
+    for name, text in rows:
         print(f"{name:18} {text}", flush=True)
     figures |= _task_figures(bundle, splits, texts, options)
     if options.output is not None:

@@ -8,7 +8,7 @@
 """
 
 from tfm.data.batch import Batch, BatchShape
-from tfm.data.build_tokenizer import build_tokenizer
+from tfm.data.build_tokenizer import build_tokenizer, check_symbols
 from tfm.data.examples import Counts
 from tfm.data.pipeline import (
     EvalBatches,
@@ -31,6 +31,7 @@ __all__ = [
     "Tokenizer",
     "TrainIterator",
     "build_tokenizer",
+    "check_symbols",
     "class_names",
     "load_splits",
     "load_tokenizer",

@@ -33,7 +33,7 @@ def build_tokenizer(config: DataConfig, splits: Splits, path: str | os.PathLike[
     if config.tokenizer == "file":
         assert config.tokenizer_path is not None
         tokenizer = load_tokenizer(config.tokenizer_path)
-        _check_symbols(tokenizer, symbols, config)
+        check_symbols(tokenizer, config, f"data.tokenizer_path {config.tokenizer_path!r}")
     elif config.tokenizer == "byte":
         tokenizer = ByteTokenizer(symbols)
     else:
@@ -45,10 +45,20 @@ def build_tokenizer(config: DataConfig, splits: Splits, path: str | os.PathLike[
     return tokenizer
 
 
-def _check_symbols(tokenizer: Tokenizer, symbols: list[str], config: DataConfig) -> None:
+def check_symbols(tokenizer: Tokenizer, config: DataConfig, where: str) -> None:
+    """Refuse a tokenizer that lacks what the task needs.
+
+    Args:
+      tokenizer: that was given.
+      config: names the task.
+      where: where it comes from, for the message.
+
+    Raises:
+      ValueError: there is no mask, or there are too few sentinels.
+    """
+    symbols = reserved_symbols(config)
     lacks_mask = MASK_SYMBOL in symbols and tokenizer.mask_id is None
     sentinels = 0 if MASK_SYMBOL in symbols else len(symbols)
     if lacks_mask or len(tokenizer.sentinel_ids) < sentinels:
         needed = MASK_SYMBOL if lacks_mask else f"{sentinels} sentinels <extra_id_0>, <extra_id_1>, ..."
-        raise ValueError(f"data.tokenizer_path {config.tokenizer_path!r}: task={config.task!r} needs {needed}, "
-                         "which this tokenizer does not have")
+        raise ValueError(f"{where}: task={config.task!r} needs {needed}, which this tokenizer does not have")

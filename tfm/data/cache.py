@@ -50,12 +50,14 @@ class Tokens:
         return np.diff(self.offsets)
 
 
-def tokenize(texts: Sequence[str], tokenizer: Tokenizer, *, progress: Callable[[int], None] | None = None) -> Tokens:
+def tokenize(texts: Sequence[str], tokenizer: Tokenizer, *, target: bool = False,
+             progress: Callable[[int], None] | None = None) -> Tokens:
     """Encode many texts in large batches.
 
     Args:
       texts: the texts.
       tokenizer: what encodes them.
+      target: whether they are target texts.
       progress: called with the number of texts done since the last call.
 
     Returns:
@@ -64,7 +66,7 @@ def tokenize(texts: Sequence[str], tokenizer: Tokenizer, *, progress: Callable[[
     dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.int32
     parts, lengths = [np.zeros(0, dtype)], [np.zeros(1, np.int64)]
     for batch in _batches(texts):
-        rows = tokenizer.encode_batch(batch)
+        rows = (tokenizer.encode_target_batch if target else tokenizer.encode_batch)(batch)
         lengths.append(np.array([len(row) for row in rows], np.int64))
         parts.append(np.fromiter((token for row in rows for token in row), dtype, int(lengths[-1].sum())))
         if progress is not None:
@@ -116,7 +118,8 @@ def _tokenize_columns(texts: Texts, columns: int, tokenizer: Tokenizer, name: st
     if not len(texts):
         return [Tokens(np.zeros(0, np.uint16), np.zeros(1, np.int64)) for _ in range(columns)]
     with progress_bar(f"tokenising {name}".strip(), columns * len(texts)) as advance:
-        return [tokenize(column, tokenizer, progress=advance) for column in texts.columns[:columns]]
+        return [tokenize(column, tokenizer, target=side == 1, progress=advance)
+                for side, column in enumerate(texts.columns[:columns])]
 
 
 def _write_entry(entry: Path, tokens: Sequence[Tokens]) -> None:

@@ -22,10 +22,12 @@ class ForeignTokenizer(Tokenizer):
       added: symbols that `inner` does not know, and their ids.
       before: ids that its model expects before a text, such as [CLS].
       after: ids that it expects after one, such as [SEP] or </s>.
+      before_target: what every target begins with.
     """
 
     def __init__(self, inner: Tokenizer, ids: Mapping[str, int | None], *, before: Sequence[int] = (),
-                 after: Sequence[int] = (), added: Mapping[str, int] | None = None) -> None:
+                 after: Sequence[int] = (), added: Mapping[str, int] | None = None,
+                 before_target: Sequence[int] = ()) -> None:
         """Wrap `inner`.
 
         Args:
@@ -34,9 +36,11 @@ class ForeignTokenizer(Tokenizer):
           before: ids before a text.
           after: ids after a text.
           added: symbols that `inner` does not know, and their ids.
+          before_target: what every target begins with.
         """
         self.inner, self._ids, self.added = inner, dict(ids), dict(added or {})
         self.before, self.after = tuple(before), tuple(after)
+        self.before_source, self.before_target = self.before, tuple(before_target)
         self.vocab_size = max([inner.vocab_size, *(i + 1 for i in self.added.values())])
         self.pad_id, self.bos_id = self._id("pad_id", inner.pad_id), self._id("bos_id", inner.bos_id)
         self.eos_id, self.unk_id = self._id("eos_id", inner.eos_id), self._id("unk_id", inner.unk_id)
@@ -46,6 +50,15 @@ class ForeignTokenizer(Tokenizer):
         self.sentinel_ids = tuple(i for i in sentinels if i is not None) or inner.sentinel_ids
         self._names = {i: name for name, i in self.added.items()}
         self._split = re.compile("|".join(map(re.escape, sorted(self.added, key=len, reverse=True))) or r"(?!)")
+
+    @property
+    def after_source(self) -> tuple[int, ...]:
+        return self.after
+
+    def with_ids(self, ids: Mapping[str, int | None], before_target: Sequence[int]) -> ForeignTokenizer:
+        """The same with other special ids and another beginning of targets."""
+        return ForeignTokenizer(self.inner, {**self._ids, **ids}, before=self.before, after=self.after,
+                                added=self.added, before_target=before_target)
 
     def _id(self, role: str, default: int) -> int:
         found = self._ids.get(role)
@@ -69,6 +82,9 @@ class ForeignTokenizer(Tokenizer):
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         return super().encode_batch(texts) if self.added else self.inner.encode_batch(texts)
 
+    def encode_target_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        return super().encode_batch(texts) if self.added else self.inner.encode_target_batch(texts)
+
     def decode(self, ids: Sequence[int]) -> str:
         hidden = {self.pad_id, self.bos_id, self.eos_id, self.unk_id, *self._names}
         return self.inner.decode([int(i) for i in ids if int(i) not in hidden])
@@ -78,14 +94,16 @@ class ForeignTokenizer(Tokenizer):
 
     def to_bytes(self) -> bytes:
         fields = {"kind": "foreign", "ids": self._ids, "before": self.before, "after": self.after,
-                  "added": self.added, "inner": base64.b64encode(self.inner.to_bytes()).decode()}
+                  "added": self.added, "before_target": self.before_target,
+                  "inner": base64.b64encode(self.inner.to_bytes()).decode()}
         return json.dumps(fields).encode()
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> ForeignTokenizer:
         """The inverse of `to_bytes`, of its JSON."""
         inner = tokenizer_from_bytes(base64.b64decode(fields["inner"]), fields["ids"])
-        return cls(inner, fields["ids"], before=fields["before"], after=fields["after"], added=fields["added"])
+        return cls(inner, fields["ids"], before=fields["before"], after=fields["after"], added=fields["added"],
+                   before_target=fields.get("before_target", ()))
 
 
 class MarianTokenizer(Tokenizer):
@@ -116,6 +134,9 @@ class MarianTokenizer(Tokenizer):
 
     def encode_target(self, text: str) -> list[int]:
         return self._numbers(self._target.encode(text, out_type=str), self._target_vocabulary or self._vocabulary)
+
+    def encode_target_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        return [self.encode_target(text) for text in texts]
 
     def _numbers(self, pieces: list[str], vocabulary: Mapping[str, int]) -> list[int]:
         return [vocabulary.get(piece, vocabulary["<unk>"]) for piece in pieces]

@@ -116,19 +116,35 @@ def _open_files(config: DataConfig, split: str) -> Texts:
     paths: tuple[str, ...] = getattr(config, split)
     if not paths:
         return Texts(())
+    if config.task == "classify" and len(paths) == 1:
+        return _open_table(paths[0])
     needed = 2 if config.task in ("translate", "classify") else 1
     if len(paths) != needed:
-        files = {"translate": "a source and a target file", "classify": "a text and a label file"}
+        files = {"translate": "a source and a target file",
+                 "classify": "a text and a label file, or one file of lines `text TAB label`"}
         wanted = files.get(config.task, "one file")
         raise ValueError(f"data.{split} is {paths!r}, but task={config.task!r} needs {wanted}")
     lines = [Lines(path) for path in paths]
     if len({len(side) for side in lines}) > 1:
         raise ValueError(f"data.{split}: {paths[0]} has {len(lines[0])} lines, but {paths[1]} has {len(lines[1])}: "
-                         "line n of one must be the translation of line n of the other")
+                         "line n of one must belong to line n of the other")
+    if config.task == "classify":
+        labels = [label.strip() for label in lines[1]]
+        return Texts([lines[0], labels], _join(*(side.fingerprint for side in lines)))
     if needed == 1 and config.document_separator is not None:
         documents = Documents(lines[0], config.document_separator)
         return Texts((documents,), _join(documents.fingerprint))
     return Texts(lines, _join(*(side.fingerprint for side in lines)))
+
+
+def _open_table(path: str) -> Texts:
+    """Lines `text TAB label`; the last tab counts, and a blank line is an empty example."""
+    lines = Lines(path)
+    rows = [line.rpartition("\t") for line in lines]
+    for number, (_, tab, label) in enumerate(rows, start=1):
+        if not tab and label.strip():
+            raise ValueError(f"{path}, line {number}: no tab between a text and its label in {label[:40]!r}")
+    return Texts([[text for text, *_ in rows], [label.strip() for *_, label in rows]], lines.fingerprint)
 
 
 def _join(*parts: str) -> str:

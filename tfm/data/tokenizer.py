@@ -37,6 +37,9 @@ class Tokenizer(abc.ABC):
       pad_id, bos_id, eos_id, unk_id: special ids. Nothing reads `pad_id` to find out what is padding: masks say that.
       mask_id: id of the mask, or None.
       sentinel_ids: ids of the span sentinels in order; empty where there are none.
+      before_source, after_source: ids around the source of an encoder-decoder. A target ends with EOS alone, and its
+        decoder starts with BOS.
+      before_target: what every target begins with, such as the code of its language.
     """
 
     vocab_size: int
@@ -46,6 +49,12 @@ class Tokenizer(abc.ABC):
     unk_id: int
     mask_id: int | None
     sentinel_ids: tuple[int, ...]
+    before_source: tuple[int, ...] = ()
+    before_target: tuple[int, ...] = ()
+
+    @property
+    def after_source(self) -> tuple[int, ...]:
+        return (self.eos_id,)
 
     @abc.abstractmethod
     def encode(self, text: str) -> list[int]:
@@ -70,6 +79,10 @@ class Tokenizer(abc.ABC):
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """`encode` for many texts; faster than one by one where the backend can."""
         return [self.encode(text) for text in texts]
+
+    def encode_target_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """`encode_target` for many texts."""
+        return self.encode_batch(texts)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the file so that it is there whole or not at all."""

@@ -37,7 +37,8 @@ from tfm.decoding.state import (
     write_column,
 )
 
-Reorder = Callable[[Cache, jax.Array], Cache]  # cache [B * K, ...], parents [B, K] -> cache
+Spread = Callable[[Cache, int], Cache]  # cache of B rows, K -> cache of K equal beams a row
+Reorder = Callable[[Cache, jax.Array], Cache]  # cache of K beams a row, parents [B, K] -> cache
 
 
 @partial(
@@ -80,7 +81,7 @@ class BeamState:
     """The loop's carry.
 
     Attributes:
-        cache: leaves [B * K, ...].
+        cache: of K beams a row, as `spread` and `reorder` keep them: leaves [B * K, ...] by default.
         seen: [B, W] int32, the text before the new tokens.
         live: K unfinished hypotheses a row, scored by their summed log-probability.
         ended: the n best finished ones, best first, scored with the length penalty.
@@ -113,6 +114,7 @@ class Beam:
     allow: tuple[Allow, ...] = ()
     beam_size: int = 4
     n_best: int = 1
+    spread: Spread = tile
     reorder: Reorder = gather_beams
     coverage: float = 0.0
 
@@ -123,6 +125,11 @@ class Beam:
             raise ValueError(f"coverage is {self.coverage}: expected 0 or more")
         if self.coverage and self.beam_size == 1:
             raise ValueError(f"coverage is {self.coverage} and beam_size 1, which is greedy search: expected 2 or more")
+
+    @property
+    def kept(self) -> int:
+        """Number of finished hypotheses that a row keeps."""
+        return self.n_best
 
     def start(
         self,
@@ -142,10 +149,10 @@ class Beam:
         logits, cache, *rest = prefill(step, cache, prompt, prefill_chunk)
         weights = self._weights(rest, source_mask)
         state = BeamState(
-            cache=tile(cache, self.beam_size),
+            cache=self.spread(cache, self.beam_size),
             seen=known,
             live=_empty(jnp.where(limit < 1, -jnp.inf, 0.0)[:, None], length),
-            ended=_empty(jnp.full((prompt.shape[0], self.n_best), -jnp.inf), length),
+            ended=_empty(jnp.full((prompt.shape[0], self.kept), -jnp.inf), length),
             count=jnp.int32(0),
             limit=limit,
             done=limit < 1,
@@ -188,9 +195,8 @@ class Beam:
 
     def keep_rows(self, state: BeamState, rows: jax.Array) -> BeamState:
         """The state of the given rows only."""
-        beams = (rows[:, None] * self.beam_size + jnp.arange(self.beam_size)).reshape(-1)
-        by_row = replace(state, count=jnp.broadcast_to(state.count, state.limit.shape), cache=None)
-        return replace(take_rows(by_row, rows), count=state.count, cache=take_rows(state.cache, beams))
+        by_row = replace(state, count=jnp.broadcast_to(state.count, state.limit.shape))
+        return replace(take_rows(by_row, rows, len(state.limit)), count=state.count)
 
     def run(self, step: Step, cache: Cache, prompt: jax.Array, **options: object) -> Hypotheses:
         """`start`, `advance` to the end, `result`."""
@@ -212,8 +218,7 @@ class Beam:
         """One more token for each live hypothesis; logits [B * J, V]. Also the parents [B, K] among the J."""
         batch, width = state.live.scores.shape
         log_z = select.log_sum_exp(logits)
-        changed = adjusted(logits, self.reweight, (), partial(_history, state))
-        changed_z = select.log_sum_exp(changed) if self.reweight else log_z
+        changed, changed_z = self._reweighted(state, logits, log_z)
         allowed = adjusted(changed, (), self.allow, partial(_history, state))
         if weights is not None and state.attended is not None:
             state = replace(state, attended=state.attended + weights.reshape(batch, width, -1))
@@ -224,12 +229,10 @@ class Beam:
             return chosen - jnp.take_along_axis(log_z.reshape(batch, -1), beams, axis=1)
 
         tokens, parents, sums = self._continue(state, allowed, changed_z)
-        ended = self._end(state, allowed, changed_z, sums, own)
+        ended = self._end(state, allowed, changed_z, (tokens, parents, sums), own)
         live = state.live.take(parents, sums).append(tokens, own(parents, tokens), state.count)
         count = state.count + 1
-        # The best a live hypothesis can reach: its sum over the penalty of the limit (of the next length if alpha < 0).
-        largest = jnp.maximum(length_penalty(state.limit, self.alpha), length_penalty(count + 1, self.alpha))
-        enough = ended.scores[:, -1] >= jnp.max(live.scores, axis=-1) / largest
+        enough = self._enough(state, live, ended)
         new = replace(
             state,
             live=_where(state.done, state.live, live) if width == live.scores.shape[1] else live,
@@ -239,6 +242,17 @@ class Beam:
             done=state.done | self._settled(enough) | (count >= state.limit),
         )
         return new, parents
+
+    def _reweighted(self, state: BeamState, logits: jax.Array, log_z: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The logits after the reweighting rules, and what makes log-probabilities of them; log_z: of the logits."""
+        changed = adjusted(logits, self.reweight, (), partial(_history, state))
+        return changed, select.log_sum_exp(changed) if self.reweight else log_z
+
+    def _enough(self, state: BeamState, live: Beams, ended: Beams) -> jax.Array:
+        """The rows [B] whose finished hypotheses no live one can pass any more; `state` is that before this token."""
+        # The best a live hypothesis can reach: its sum over the penalty of the limit (of the next length if alpha < 0).
+        largest = jnp.maximum(length_penalty(state.limit, self.alpha), length_penalty(state.count + 2, self.alpha))
+        return ended.scores[:, -1] >= jnp.max(live.scores, axis=-1) / largest
 
     def _settled(self, enough: jax.Array) -> jax.Array:
         """The rows [B] that may stop, given those whose results cannot change any more."""
@@ -262,23 +276,30 @@ class Beam:
         state: BeamState,
         scores: jax.Array,
         log_z: jax.Array,
-        continued: jax.Array,
+        continued: tuple[jax.Array, jax.Array, jax.Array],
         own: Callable[[jax.Array, jax.Array], jax.Array],
     ) -> Beams:
-        """The n best finished hypotheses, with those that end now; continued: [B, K] sums of the next beam."""
+        """The n best finished hypotheses, with those that end now; continued: the next beam as `_continue` gives it."""
         if not self.eos_ids:
             return state.ended
-        (batch, width), ends = state.live.scores.shape, len(self.eos_ids)
-        beams = jnp.broadcast_to(jnp.repeat(jnp.arange(width), ends), (batch, width * ends))
-        tokens = jnp.broadcast_to(jnp.tile(jnp.array(self.eos_ids, jnp.int32), width), beams.shape)
-        gains = jnp.minimum(scores[:, jnp.array(self.eos_ids)] - log_z[:, None], 0.0)
-        sums = (state.live.scores[..., None] + gains.reshape(batch, width, ends)).reshape(batch, -1)
-        sums = jnp.where(self._may_end(sums, continued), sums, -jnp.inf)
+        tokens, beams, sums = self._endings(state, scores, log_z)
+        sums, ends = jnp.where(self._may_end(sums, continued[2]), sums, -jnp.inf), len(self.eos_ids)
         scores = sums / length_penalty(state.count + 1, self.alpha)
         if state.attended is not None and state.source_mask is not None:
             scores += jnp.repeat(self.coverage * coverage_penalty(state.attended, state.source_mask), ends, axis=1)
         ended = state.live.take(beams, scores).append(tokens, own(beams, tokens), state.count)
         return state.ended.best(self.n_best, ended)
+
+    def _endings(
+        self, state: BeamState, scores: jax.Array, log_z: jax.Array
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Every live hypothesis with every id that may end it: tokens, hypotheses and sums [B, J * E]."""
+        (batch, width), ends = state.live.scores.shape, len(self.eos_ids)
+        beams = jnp.broadcast_to(jnp.repeat(jnp.arange(width), ends), (batch, width * ends))
+        tokens = jnp.broadcast_to(jnp.tile(jnp.array(self.eos_ids, jnp.int32), width), beams.shape)
+        gains = jnp.minimum(scores[:, jnp.array(self.eos_ids, jnp.int32)] - log_z[:, None], 0.0)
+        sums = (state.live.scores[..., None] + gains.reshape(batch, width, ends)).reshape(batch, -1)
+        return tokens, beams, sums
 
     def _may_end(self, sums: jax.Array, continued: jax.Array) -> jax.Array:
         """Where an ending [B, J * E] is among the K most probable of all candidates, endings and continuations."""
@@ -336,7 +357,8 @@ def _history(state: BeamState, vocab_size: int) -> History:
     prompt_length = state.seen.shape[1]
     prompt = jnp.broadcast_to(state.seen[:, None], (batch, width, prompt_length))
     tokens = jnp.concatenate([prompt, state.live.ids], axis=-1).reshape(batch * width, -1)
-    return History(tokens, prompt_length + state.count, prompt_length, vocab_size)
+    limit = jnp.repeat(state.limit, width)
+    return History(tokens, prompt_length + state.count, prompt_length, vocab_size, limit)
 
 
 def beam_search(
@@ -355,6 +377,7 @@ def beam_search(
     prefill_chunk: int | None = None,
     reweight: Sequence[Reweight] = (),
     allow: Sequence[Allow] = (),
+    spread: Spread = tile,
     reorder: Reorder = gather_beams,
     coverage: float = 0.0,
     source_mask: jax.Array | None = None,
@@ -375,8 +398,10 @@ def beam_search(
         max_length, eos_id, pad_id, seen, buffer_length, prefill_chunk: as in `greedy`.
         reweight: as in `greedy`; the search ranks by the log-probabilities after these.
         allow: as in `greedy`; what is not allowed is left out, the scores of the rest stay the model's.
-        reorder: (cache [B * K, ...], parents [B, K]) -> cache in which beam k of row b goes on from its beam
-            parents[b, k]. By default every leaf is gathered.
+        spread: (cache of the B prompts, K) -> cache of K equal beams a row. By default every leaf is repeated, [B * K,
+            ...].
+        reorder: (cache, parents [B, K]) -> cache in which beam k of row b goes on from its beam parents[b, k]. By
+            default every leaf is gathered.
         coverage: weight of the coverage penalty that is added to the scores of finished hypotheses. Above 0 it needs a
             step that returns (logits, cache, attention weights [N, S] of the last position), and source_mask.
         source_mask: [B, S] bool, True on real source tokens.
@@ -402,7 +427,7 @@ def beam_search(
     """
     options = dict(max_length=max_length, buffer_length=buffer_length, seen=seen, prefill_chunk=prefill_chunk)
     ends, reweight, allow = eos_ids(eos_id), tuple(reweight), tuple(allow)
-    search = Beam(ends, pad_id, alpha, reweight, allow, beam_size, n_best, reorder, coverage)
+    search = Beam(ends, pad_id, alpha, reweight, allow, beam_size, n_best, spread, reorder, coverage)
     if beam_size > 1:
         return search.run(step, cache, prompt, source_mask=source_mask, **options)
     found = Greedy(ends, pad_id, alpha, reweight, allow).run(step, cache, prompt, **options)

@@ -85,6 +85,29 @@ class LogitBias:
         return logits.at[:, jnp.array(ids)].add(jnp.array(biases, jnp.float32))
 
 
+@dataclass(frozen=True)
+class Forced:
+    """The first new tokens are `first`, and the last one that a row has room for is one of `last`.
+
+    Their logits become 0 and all others -inf, so that what is forced costs a hypothesis nothing (`ForceFirst` counts
+    what the model thinks of it).
+    """
+
+    first: tuple[int, ...] = ()
+    last: tuple[int, ...] = ()
+
+    def __call__(self, logits: jax.Array, history: History) -> jax.Array:
+        count = _count(history)
+        if self.first:
+            forced = jnp.array(self.first)[jnp.minimum(count, len(self.first) - 1)]
+            only = jnp.where(jnp.arange(history.vocab_size) == forced, 0.0, -jnp.inf)
+            logits = jnp.where(count < len(self.first), only, logits)
+        if self.last and history.limit is not None:
+            only = jnp.where(_among(self.last, history.vocab_size), 0.0, -jnp.inf)
+            logits = jnp.where((count == history.limit - 1)[:, None], only, logits)
+        return logits
+
+
 # Allowing rules ----------------------------------------------------------------------------------------------------
 
 
@@ -120,13 +143,17 @@ class BelowSize:
 
 @dataclass(frozen=True)
 class MinLength:
-    """At least `length` new tokens before any of eos_ids."""
+    """At least `length` new tokens before any of eos_ids; with `prompt`, those of the prompt count too."""
 
     length: int
     eos_ids: tuple[int, ...]
+    prompt: bool = False
 
     def __call__(self, history: History) -> jax.Array:
-        return (_count(history) >= self.length) | ~_among(self.eos_ids, history.vocab_size)
+        count = _count(history)
+        if self.prompt:
+            count = count + jnp.sum(history.tokens[:, : history.prompt_length] >= 0, axis=1, keepdims=True)
+        return (count >= self.length) | ~_among(self.eos_ids, history.vocab_size)
 
 
 @dataclass(frozen=True)

@@ -168,4 +168,4 @@ def adjusted(
 def _history(state: TokenState, vocab_size: int) -> History:
     prompt_length = state.seen.shape[1]
     tokens = jnp.concatenate([state.seen, state.ids], axis=1)
-    return History(tokens, prompt_length + state.count, prompt_length, vocab_size)
+    return History(tokens, prompt_length + state.count, prompt_length, vocab_size, state.limit)

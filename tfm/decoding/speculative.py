@@ -240,7 +240,7 @@ class _Speculation:
                 ids = lax.dynamic_update_slice_in_dim(ids, token[:, None], state.count + i, axis=1)
             width = state.seen.shape[1]
             tokens = jnp.concatenate([state.seen, ids], axis=1)
-            return History(tokens, width + state.count + len(guesses), width, vocab_size)
+            return History(tokens, width + state.count + len(guesses), width, vocab_size, state.limit)
 
         return adjusted(logits, self.settings.reweight, self.settings.allow, history)
 

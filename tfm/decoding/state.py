@@ -57,7 +57,9 @@ class Hypotheses:
 
 
 @partial(
-    jax.tree_util.register_dataclass, data_fields=["tokens", "length"], meta_fields=["prompt_length", "vocab_size"]
+    jax.tree_util.register_dataclass,
+    data_fields=["tokens", "length", "limit"],
+    meta_fields=["prompt_length", "vocab_size"],
 )
 @dataclass(frozen=True)
 class History:
@@ -68,12 +70,14 @@ class History:
         length: int32 scalar, the number of columns in use.
         prompt_length: W.
         vocab_size: V.
+        limit: [N] int32, most new tokens of each row; None where nobody says.
     """
 
     tokens: jax.Array
     length: jax.Array
     prompt_length: int
     vocab_size: int
+    limit: jax.Array | None = None
 
 
 def length_penalty(length: jax.typing.ArrayLike, alpha: float) -> jax.Array:
@@ -100,9 +104,17 @@ def tile(tree: Cache, times: int) -> Cache:
     return jax.tree.map(lambda x: jnp.repeat(x, times, axis=0), tree)
 
 
-def take_rows(tree: Cache, rows: jax.Array) -> Cache:
-    """The given rows of every leaf, in that order: [B, ...], rows [C] -> [C, ...]."""
-    return jax.tree.map(lambda x: jnp.take(x, rows, axis=0), tree)
+def take_rows(tree: Cache, rows: jax.Array, batch: int | None = None) -> Cache:
+    """The given rows of every leaf, in that order: [B, ...], rows [C] -> [C, ...].
+
+    Where `batch`, B, is given, leaves may also be [B * n, ...]: n neighbours a row.
+    """
+
+    def take(x: jax.Array) -> jax.Array:
+        times = 1 if batch is None else x.shape[0] // batch
+        return jnp.take(x, (rows[:, None] * times + jnp.arange(times)).reshape(-1), axis=0)
+
+    return jax.tree.map(take, tree)
 
 
 def gather_beams(tree: Cache, beams: jax.Array) -> Cache:

@@ -19,6 +19,7 @@ from tfm.interop.family import Family
 from tfm.interop.table import Entry
 from tfm.interop.tensor_files import SAFETENSORS, open_tensors, write_safetensors
 from tfm.models import init_params
+from tfm.models.adapters import merge_adapters
 from tfm.models.scanned import unstack_layers
 
 _DTYPES = ("float32", "bfloat16", "float16")
@@ -63,15 +64,15 @@ def to_huggingface(config: ModelConfig, params: Any, path: str | Path, *, extra:
 
     Args:
         config: of a model that one of the families can be.
-        params: its parameters.
+        params: its parameters; adapters are merged.
         path: the folder, made where it is missing.
         extra: further attributes of the foreign config, such as `eos_token_id`.
 
     Raises:
         ValueError: no family computes what this model does; the message names what differs from the nearest.
     """
+    config, params = unstacked(*merge_adapters(config, params))
     family, path = family_of_config(config), Path(path)
-    config, params = _unstacked(config, params)
     path.mkdir(parents=True, exist_ok=True)
     values = {**family.write(config), "torch_dtype": config.param_dtype, **(extra or {})}
     write_safetensors(path / SAFETENSORS, dict(export_params(config, params, family)))
@@ -117,7 +118,7 @@ def export_params(config: ModelConfig, params: Any, family: Family) -> Iterator[
 
 def mapping(config: ModelConfig, params: Any) -> list[tuple[str, str, tuple[int, ...]]]:
     """(foreign tensor, our parameter, our shape) for every parameter that `to_huggingface` would write."""
-    config, params = _unstacked(config, params)
+    config, params = unstacked(*merge_adapters(config, params))
     ours = flatten(params)
     return [(entry.name, place, tuple(ours[place].shape)) for entry in family_of_config(config).entries(config)
             for place in entry.paths]
@@ -163,7 +164,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is not JSON: {error}") from error
 
 
-def _unstacked(config: ModelConfig, params: Any) -> tuple[ModelConfig, Any]:
+def unstacked(config: ModelConfig, params: Any) -> tuple[ModelConfig, Any]:
     """The model with a subtree for each layer."""
     if not config.scan_layers:
         return config, params

@@ -23,7 +23,8 @@ FAMILIES = (BERT, ROBERTA, DISTILBERT, GPT2, T5, BART, MBART, MARIAN, LLAMA, MIS
 # Fields that change how a model is run, trained or initialised, and not which function it is.
 _IRRELEVANT = (
     "dtype", "param_dtype", "attention_implementation", "scan_layers", "remat", "embedding_init", "kernel_init",
-    "init_std", "dropout_rate", "attention_dropout_rate", "activation_dropout_rate",
+    "init_std", "dropout_rate", "attention_dropout_rate", "activation_dropout_rate", "class_pooling", "lora_alpha",
+    "lora_targets",
 )
 
 

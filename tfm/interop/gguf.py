@@ -5,6 +5,7 @@ A file is renamed into what the table of its family reads, so there is no second
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from tfm.config import ModelConfig, require
+from tfm.config import ModelConfig, RotaryScaling, require
 from tfm.interop.checkpoint import load_params
 from tfm.interop.families import read_config
 from tfm.interop.generation import GenerationSettings
+from tfm.ops.positions import scaled_frequencies
 
 _ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 
@@ -31,6 +33,7 @@ _NAMES = {
     "attn_k_norm": "self_attn.k_norm", "ffn_norm": "post_attention_layernorm", "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
 }
+_FACTORS = "rope_freqs.weight"
 _OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 
 
@@ -51,8 +54,12 @@ def from_gguf(path: str | Path, *, dtype: Any = None, sharding: Any = None) -> t
     """
     reader = open_gguf(path)
     metadata = read_metadata(reader)
+    check_metadata(metadata, str(path))
     tensors = _Tensors(reader, metadata)
     config, family = read_config(foreign_config(metadata, set(tensors)), set(tensors), str(path))
+    if tensors.rope_factors is not None:
+        scaling = frequency_scaling(tensors.rope_factors, config)
+        config = dataclasses.replace(config, rotary_scaling=scaling)
     dtype = np.float32 if dtype is None else dtype
     return load_params(config, family, tensors, str(path), dtype=dtype, sharding=sharding)
 
@@ -76,6 +83,40 @@ def read_metadata(reader: Any) -> dict[str, Any]:
     return {name: field.contents() for name, field in reader.fields.items()}
 
 
+def check_metadata(metadata: Mapping[str, Any], where: str) -> None:
+    """Refuse what the file says beside its architecture and this reader does not know.
+
+    Raises:
+        ValueError: a part of a model, adapters, or metadata that are not known.
+    """
+    require(metadata.get("general.type", "model") == "model", f"{where}: general.type", metadata.get("general.type"),
+            "it must be 'model'")
+    require(metadata.get("split.count", 0) <= 1, f"{where}: split.count", metadata.get("split.count"),
+            "the file is one of several: merge them with llama.cpp's gguf-split first")
+    known = ("GGUF.", "general.", "quantize.", "split.", "tokenizer.", f"{metadata['general.architecture']}.")
+    if unknown := sorted(name for name in metadata if not name.startswith(known)):
+        raise ValueError(f"{where} has metadata that are not known: {', '.join(unknown)}")
+
+
+def frequency_scaling(factors: np.ndarray, config: ModelConfig) -> RotaryScaling:
+    """What the tensor `rope_freqs` of Llama 3.1 and later stands for: divisors of RoPE's frequencies.
+
+    Args:
+        factors: [pairs of dimensions].
+        config: of the model, without them.
+
+    Returns:
+        Llama 3's own scaling where the divisors follow from it, or else the divisors as they are.
+    """
+    pairs = (config.rotary_dim or config.resolved_head_dim) // 2
+    require(factors.shape == (pairs,), "the shape of rope_freqs", factors.shape, f"it must be ({pairs},)")
+    llama3 = RotaryScaling("llama3", float(max(factors.max(), 1.0)), 8192)
+    plain, scaled = (scaled_frequencies(2 * pairs, config.position_base, kind)[0] for kind in (None, llama3))
+    if np.allclose(np.asarray(plain) / np.asarray(scaled), factors, rtol=1e-4):
+        return llama3
+    return RotaryScaling("factors", factors=tuple(float(factor) for factor in factors))
+
+
 def foreign_config(metadata: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
     """The metadata as a Hugging Face config; what has no counterpart there stays, so that it is refused."""
     architecture = metadata["general.architecture"]
@@ -83,8 +124,11 @@ def foreign_config(metadata: Mapping[str, Any], names: set[str]) -> dict[str, An
             f"it must be one of {', '.join(_ARCHITECTURES)}")
     values: dict[str, Any] = {"model_type": _ARCHITECTURES[architecture], "tie_word_embeddings":
                               "lm_head.weight" not in names, "vocab_size": len(metadata["tokenizer.ggml.tokens"])}
+    scaling = _rope_scaling(metadata, architecture)
+    if scaling is not None:
+        values["rope_scaling"] = scaling
     for name, value in metadata.items():
-        if name.startswith(f"{architecture}."):
+        if name.startswith(f"{architecture}.") and not name.startswith(f"{architecture}.rope.scaling."):
             short = name.removeprefix(f"{architecture}.")
             values[_ATTRIBUTES.get(short, name)] = value
     width = values.get("head_dim", values["hidden_size"] // values["num_attention_heads"])
@@ -94,10 +138,26 @@ def foreign_config(metadata: Mapping[str, Any], names: set[str]) -> dict[str, An
     return values
 
 
+def _rope_scaling(metadata: Mapping[str, Any], architecture: str) -> dict[str, Any] | None:
+    """The settings `rope.scaling.*` as a foreign config has them."""
+    prefix = f"{architecture}.rope.scaling."
+    found = {name.removeprefix(prefix): value for name, value in metadata.items() if name.startswith(prefix)}
+    kind = found.pop("type", "none")
+    found.pop("finetuned", None)  # says how the model came about
+    names = {"factor": "factor", "original_context_length": "original_max_position_embeddings"}
+    require(kind in ("none", "linear", "yarn"), f"{prefix}type", kind, "it must be none, linear or yarn")
+    for name, value in found.items():
+        require(name in names, prefix + name, value, f"only {', '.join(names)} are known")
+    if kind == "none":
+        return None
+    kept = ("factor",) if kind == "linear" else tuple(names)
+    return {"rope_type": kind, **{names[name]: found[name] for name in kept if name in found}}
+
+
 def gguf_generation_settings(metadata: Mapping[str, Any]) -> GenerationSettings:
     """The special ids in a file's metadata."""
     eos = metadata.get("tokenizer.ggml.eos_token_id")
-    ends = dict.fromkeys([eos, metadata.get("tokenizer.ggml.eot_token_id")])
+    ends = dict.fromkeys([eos, *(metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eot", "eom"))])
     return GenerationSettings(eos_ids=tuple(i for i in ends if i is not None),
                               pad_id=metadata.get("tokenizer.ggml.padding_token_id"),
                               bos_id=metadata.get("tokenizer.ggml.bos_token_id"))
@@ -109,6 +169,8 @@ class _Tensors(Mapping[str, np.ndarray]):
     def __init__(self, reader: Any, metadata: Mapping[str, Any]) -> None:
         architecture = metadata["general.architecture"]
         self._tensors = {_table_name(tensor.name): tensor for tensor in reader.tensors}
+        factors = self._tensors.pop(_FACTORS, None)
+        self.rope_factors = None if factors is None else np.asarray(factors.data, np.float32).reshape(-1)
         heads = metadata[f"{architecture}.attention.head_count"]
         self._heads = {"q_proj": heads, "k_proj": metadata.get(f"{architecture}.attention.head_count_kv", heads)}
         self._permuted = architecture == "llama"

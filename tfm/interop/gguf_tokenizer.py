@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Mapping
 from typing import Any
@@ -9,6 +10,9 @@ from typing import Any
 from tfm.config import require
 
 _CONTROL, _BYTE = 3, 6
+_KNOWN = re.compile(r"model|pre|tokens|token_type|token_type_count|scores|merges|add_(bos|eos|sep)_token"
+                    r"|add_space_prefix|remove_extra_whitespaces|chat_template.*|\w+_token_ids?")
+"""Names under `tokenizer.ggml.` that are read, or that only name tokens and templates of chats."""
 _LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
            r"|\s+(?!\S)|\s+")
 _QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
@@ -26,6 +30,11 @@ def tokenizer_content(metadata: Mapping[str, Any]) -> bytes:
     """
     kind = metadata["tokenizer.ggml.model"]
     require(kind in ("gpt2", "llama"), "tokenizer.ggml.model", kind, "it must be 'gpt2' or 'llama'")
+    prefix = "tokenizer.ggml."
+    for name in metadata:
+        if name.startswith(prefix):
+            require(bool(_KNOWN.fullmatch(name.removeprefix(prefix))), name, metadata[name],
+                    "this setting of a tokenizer is not known: its ids may not be what they seem")
     return _byte_pairs(metadata) if kind == "gpt2" else _sentencepiece(metadata)
 
 
@@ -84,7 +93,8 @@ def _sentencepiece(metadata: Mapping[str, Any]) -> bytes:
     trainer += b"".join(_number(field, metadata.get(f"tokenizer.ggml.{name}_token_id", -1))
                         for field, name in ids.items())
     prefix = metadata.get("tokenizer.ggml.add_space_prefix", True)
-    normalizer = _text(1, "identity") + _number(3, prefix) + _number(4, False) + _number(5, True)
+    spaces = metadata.get("tokenizer.ggml.remove_extra_whitespaces", False)
+    normalizer = _text(1, "identity") + _number(3, prefix) + _number(4, spaces) + _number(5, True)
     return model + _message(2, trainer) + _message(3, normalizer)
 
 

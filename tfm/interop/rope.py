@@ -55,6 +55,8 @@ def write_rotary(config: ModelConfig) -> dict[str, Any]:
     written: dict[str, Any] = {"rope_theta": config.position_base, "max_position_embeddings": config.max_positions}
     settings: dict[str, Any] = {"rope_type": "default" if scaling is None else scaling.kind}
     if scaling is not None:
+        require(scaling.kind in _KNOWN, "model.rotary_scaling.kind", scaling.kind,
+                f"foreign configs have {', '.join(_KNOWN)}")
         values = {"factor": scaling.factor, "original_max_position_embeddings": scaling.original_max_positions,
                   "low_freq_factor": scaling.low_freq_factor, "high_freq_factor": scaling.high_freq_factor,
                   "beta_fast": scaling.beta_fast, "beta_slow": scaling.beta_slow, "truncate": scaling.truncate,

@@ -75,7 +75,8 @@ def merge_adapters(config: ModelConfig, params: Mapping[str, Any]) -> tuple[Mode
 
 
 def _merge(tree: Mapping[str, Any], scale: float) -> dict[str, Any]:
-    merged = {name: _merge(value, scale) if isinstance(value, Mapping) else value for name, value in tree.items()}
+    merged: dict[str, Any] = {name: _merge(value, scale) if isinstance(value, Mapping) else value
+                              for name, value in tree.items()}
     if "lora_a" in merged:
         down, up, kernel = merged.pop("lora_a"), merged.pop("lora_b"), merged["kernel"]
         product = jnp.matmul(down.astype(jnp.float32), up.astype(jnp.float32), precision="highest")

@@ -16,7 +16,7 @@ Layout = Literal["half", "interleaved"]
 class RotaryScaling(Protocol):
     """What `rotary` reads of a scaling: `kind` and, of the others, what the kind needs."""
 
-    kind: str  # "linear" | "dynamic" | "llama3" | "yarn"
+    kind: str  # "linear" | "dynamic" | "llama3" | "yarn" | "factors"
     factor: float  # new context length over the original one
     original_max_positions: int  # dynamic, llama3, yarn
     low_freq_factor: float  # llama3
@@ -25,6 +25,7 @@ class RotaryScaling(Protocol):
     beta_slow: float  # yarn
     attention_factor: float | None  # yarn; None: 0.1 ln(factor) + 1
     truncate: bool  # yarn: whole dimensions as bounds of the ramp
+    factors: tuple[float, ...]  # factors: divisors of the frequencies
 
 
 def _check_layout(layout: str) -> None:
@@ -116,7 +117,7 @@ def rotary(
     if dim < x.shape[-1]:
         turned = rotary(x[..., :dim], positions, base=base, layout=layout, scaling=scaling)
         return jnp.concatenate([turned, x[..., dim:]], -1)
-    frequencies, magnitude = _scaled_frequencies(dim, base, scaling, positions)
+    frequencies, magnitude = scaled_frequencies(dim, base, scaling, positions)
     angles = _angles(positions, frequencies)[..., None, :]
     cos, sin = jnp.cos(angles) * magnitude, jnp.sin(angles) * magnitude
     if layout == "half":
@@ -126,8 +127,9 @@ def rotary(
     return jnp.stack([x1 * cos - x2 * sin, x2 * cos + x1 * sin], -1).reshape(x.shape).astype(x.dtype)
 
 
-def _scaled_frequencies(dim: int, base: float, scaling: RotaryScaling | None, positions: Array) -> tuple[Array, float]:
-    """Frequencies [dim/2], and the factor on the rotated vectors."""
+def scaled_frequencies(dim: int, base: float, scaling: RotaryScaling | None,
+                       positions: Array = 0) -> tuple[Array, float]:
+    """Frequencies [dim/2], and the factor on the rotated vectors; only those of "dynamic" depend on the positions."""
     plain = _frequencies(dim, base)
     if scaling is None:
         return plain, 1.0
@@ -140,7 +142,9 @@ def _scaled_frequencies(dim: int, base: float, scaling: RotaryScaling | None, po
     if scaling.kind == "yarn":
         factor = scaling.attention_factor
         return _yarn_frequencies(dim, base, scaling), 0.1 * math.log(scaling.factor) + 1 if factor is None else factor
-    raise ValueError(f"scaling.kind is {scaling.kind!r}; it must be 'linear', 'dynamic', 'llama3' or 'yarn'")
+    if scaling.kind == "factors":
+        return plain / np.asarray(scaling.factors, np.float32), 1.0
+    raise ValueError(f"scaling.kind is {scaling.kind!r}; it must be 'linear', 'dynamic', 'llama3', 'yarn' or 'factors'")
 
 
 def _dynamic_frequencies(dim: int, base: float, scaling: RotaryScaling, positions: Array) -> jax.Array:

@@ -3,32 +3,48 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
-from tfm.config import Config
+from tfm.config import Config, require
 from tfm.config_json import config_diff, load_config, save_config
 from tfm.training.checkpoint import describe_diff
 
-CONFIG, TOKENIZER = "config.json", "tokenizer.model"
+CONFIG, TOKENIZER, GENERATION = "config.json", "tokenizer.model", "generation_config.json"
+KINDS = {"translate": "encoder-decoder", "span_corruption": "encoder-decoder", "infilling": "encoder-decoder",
+         "causal_lm": "decoder", "prefix_lm": "decoder", "masked_lm": "encoder", "classify": "encoder"}
+"""Task -> the kind of model that learns it."""
 FREE = ("train.eval_every", "train.checkpoint_every", "train.log_every", "train.keep", "train.eval_sentences",
         "train.samples", "decode.", "data.cache_dir")
 """Fields that may change while a run goes on: none of them changes its parameters."""
 
 
-def resolve_config(config: Config, vocab_size: int) -> Config:
-    """The config with the tokenizer's vocabulary size, which a config file need not know.
+def resolve_config(config: Config, vocab_size: int, labels: Sequence[str] = ()) -> Config:
+    """The config with what a config file need not know: the size of the vocabulary and the classes.
 
     Args:
         config: as a config file and the command line give it.
-        vocab_size: of the run's tokenizer.
+        vocab_size: rows of the embedding table, such as the size of the tokenizer's vocabulary.
+        labels: of a classification, the names of the classes.
 
     Returns:
-        config whose `model.vocab_size` is that of the tokenizer.
+        config with `model.vocab_size`, and for a classification `data.labels` and a model whose head for tokens is
+        replaced by one for `model.num_classes`.
 
     Raises:
-        ValueError: sequences of `data.max_length` do not fit the model's learned positions.
+        ValueError: the model is not of the kind that the task needs, sequences of `data.max_length` do not fit its
+            learned positions, or there are fewer than two classes.
     """
-    model, length = config.model, config.data.max_length
+    model, length, task = config.model, config.data.max_length, config.data.task
+    kind = "encoder-decoder" if model.is_encoder_decoder else "encoder" if model.is_encoder_only else "decoder"
+    require(KINDS[task] == kind, "data.task", task, f"it needs a model that is an {KINDS[task]}, and this is "
+            f"a{'n' if kind[0] == 'e' else ''} {kind} (model.encoder_layers={model.encoder_layers}, "
+            f"decoder_layers={model.decoder_layers})")
+    if task == "classify":
+        require(len(labels) > 1, "data.labels", tuple(labels), "a classification needs at least two")
+        model = dataclasses.replace(model, num_classes=len(labels), token_head=False, logit_bias=False,
+                                    pooler=model.pooler and model.class_pooling == "first")
+        config = config.replace(data=dataclasses.replace(config.data, labels=tuple(labels)))
     if model.position == "learned" and length > model.max_positions:
         raise ValueError(f"data.max_length is {length}, but model.max_positions={model.max_positions} is all that the "
                          "table of learned positions has: lower the one or raise the other")
