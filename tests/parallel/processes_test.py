@@ -12,8 +12,9 @@ import jax
 import numpy as np
 import pytest
 
+from tfm.parallel.exchange import from_first
 from tfm.parallel.mesh import make_mesh
-from tfm.parallel.processes import batch_part, from_first, in_cluster, start_processes, whole_copy
+from tfm.parallel.processes import batch_part, in_cluster, start_processes, whole_copy
 from tfm.training.checkpoint import checkpoint_steps, load_checkpoint_params
 from tfm.training.metrics import read_metrics
 

@@ -33,7 +33,7 @@ def test_where_no_step_ends_the_one_behind_is_named(tmp_path):
     assert watch._verdict(pulses([1, 1]), start + STALL_SECONDS - 1) is None
     message = watch._verdict(pulses([2, 2]), start + STALL_SECONDS + 1)
     assert "process 1 on host1" in message and "at step 5" in message
-    watch.pause()
+    watch.at(7, "evaluation")
     assert watch._verdict(pulses([3, 3]), start + 10 * STALL_SECONDS) is None
 
 

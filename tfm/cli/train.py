@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -14,14 +14,16 @@ import tyro
 
 from tfm.cli.errors import run_main
 from tfm.cli.options import parse
+from tfm.cli.processes import ProcessOptions
 from tfm.cli.train_parts import Parts, Peeked
 from tfm.cli.train_summary import summary_rows, trace_rows
 from tfm.config import Config, require
 from tfm.data import Splits, Tokenizer, build_tokenizer, load_splits, load_tokenizer
 from tfm.parallel.compilation import enable_compilation_cache
+from tfm.parallel.exchange import first_alone, is_first, wait_for_all
 from tfm.parallel.host import huge_pages_hint, keep_freed_memory
 from tfm.parallel.mesh import make_mesh, use_mesh
-from tfm.parallel.processes import first_alone, is_first, start_processes, together, wait_for_all
+from tfm.parallel.processes import together
 from tfm.parallel.rules import sharding_table
 from tfm.training.checkpoint import Checkpoints
 from tfm.training.loop import Run, train
@@ -48,12 +50,8 @@ class TrainOptions:
     """Compile the step, print what would run and how each parameter is split, and stop."""
     profile: int = 0
     """Trace this many steps into RUN/profile, for TensorBoard or ui.perfetto.dev, and print the time of each part."""
-    coordinator: str | None = None
-    """Several processes by hand: host:port of process 0. SLURM, Open MPI and TPU pods need none of these three."""
-    num_processes: int | None = None
-    """Several processes by hand: their number."""
-    process_id: int | None = None
-    """Several processes by hand: which one this is, from 0."""
+    processes: Annotated[ProcessOptions, tyro.conf.arg(name="")] = field(default_factory=ProcessOptions)
+    """Several processes as one run."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -67,11 +65,11 @@ def run_training(options: TrainOptions, arguments: Sequence[str]) -> int:
     require(options.profile >= 0, "--profile", options.profile, "it is a number of steps, 0 or more")
     keep_freed_memory()
     enable_compilation_cache()
-    start_processes(options.coordinator, options.num_processes, options.process_id)
+    options.processes.start()
     mesh = make_mesh(options.mesh)
     reporter = Reporter(options.config.train.steps, silent=not is_first())
     config, splits, tokenizer = first_alone(lambda: prepare_run(options.workdir, options.config), "run folder")
-    parts = Parts(config, options.workdir, mesh, splits, tokenizer, reporter)
+    parts = Parts(config, options.workdir, mesh, splits, tokenizer, reporter, time_out=options.processes.time_out)
     checkpoints = Checkpoints(options.workdir, keep=config.train.keep, say=reporter.say)
     try:
         run, state = parts.start(checkpoints)

@@ -16,8 +16,9 @@ from jax.sharding import Mesh
 from tfm.config import Config
 from tfm.data import EvalBatches, Splits, Tokenizer, TrainIterator, make_eval_batches, make_train_iterator
 from tfm.models import build, init_params
+from tfm.parallel.exchange import first_alone, from_first, is_first
 from tfm.parallel.mesh import use_mesh
-from tfm.parallel.processes import batch_part, first_alone, from_first, is_first, whole_copy
+from tfm.parallel.processes import batch_part, whole_copy
 from tfm.parallel.rules import batch_shards, parameter_shardings, place_whole_batch, state_shardings
 from tfm.parallel.watch import Watch
 from tfm.training.checkpoint import Checkpoints, find_checkpoint, load_checkpoint_params
@@ -65,6 +66,8 @@ class Parts:
     splits: Splits
     tokenizer: Tokenizer
     reporter: Reporter
+    time_out: float = 60.0
+    """Seconds without a pulse after which another process is lost."""
 
     @cached_property
     def model(self) -> Any:
@@ -79,7 +82,7 @@ class Parts:
 
     def start(self, checkpoints: Checkpoints) -> tuple[Run, TrainState]:
         """The run and its state: new, or that of the newest checkpoint."""
-        config = self.config
+        config, watch = self.config, Watch(self.folder / "processes", time_out=self.time_out)
         schedule = make_schedule(config)
         optimizer = make_optimizer(config.optimizer, schedule)
         batches = first_alone(self.training_batches, "training batches")
@@ -92,7 +95,7 @@ class Parts:
         step = ByShape(jax.jit(update, donate_argnums=0, out_shardings=(shardings, None)))
         writer = MetricsWriter(self.folder, start_step=int(state.step)) if is_first() else None
         run = Run(config, self.folder, self.mesh, step, Peeked(batches), schedule, self.evaluation(), checkpoints,
-                  writer, self.reporter, Watch(self.folder / "processes"), self.describe)
+                  writer, self.reporter, watch, self.describe)
         return run, state
 
     def training_batches(self) -> TrainIterator:

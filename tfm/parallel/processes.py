@@ -1,38 +1,38 @@
-"""Several processes as one program: start, who is who, values of the first one, waiting for all."""
+"""Several processes as one program: how they start, which rows each feeds, how they end together."""
 
 from __future__ import annotations
 
 import functools
-import itertools
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from tfm.parallel.exchange import is_first, wait_for_all
 from tfm.parallel.rules import batch_sharding, batch_shards
 
-T = TypeVar("T")
-HEARTBEAT_SECONDS = 60
-"""A process from which nothing was heard for so long is lost, and ends the others with a message that names it."""
-BARRIER_SECONDS = 3600
-"""Longest time that one process waits for another to compile or to prepare the data."""
-_barriers = itertools.count()
+LAST_SECONDS = 1.0
+"""How much later process 0 ends when all fail: the others' connection ends with it."""
 
 
 def start_processes(coordinator: str | None = None, num_processes: int | None = None,
-                    process_id: int | None = None) -> None:
+                    process_id: int | None = None, *, time_out: float = 60.0) -> None:
     """Join the other processes of this run, if there are any. Call it before anything else that uses a device.
+
+    On a CPU each program then runs to its end before the next one starts: two of them at a time could wait for each
+    other's messages, or for the few threads that there are.
 
     Args:
         coordinator: host:port of process 0. None: SLURM, Open MPI and TPU pods say it themselves; without one of them
             this process is alone.
         num_processes: number of processes; goes together with `coordinator`.
         process_id: number of this one, from 0.
+        time_out: seconds without a sign of life after which a process is lost, which ends the others.
 
     Raises:
         ValueError: only some of the three are given, or a process id that is not below their number.
@@ -45,7 +45,8 @@ def start_processes(coordinator: str | None = None, num_processes: int | None = 
     if num_processes is not None and process_id is not None and not 0 <= process_id < num_processes:
         raise ValueError(f"--process-id is {process_id}, but it must be from 0 to --num-processes - 1 = "
                          f"{num_processes - 1}")
-    jax.distributed.initialize(coordinator, num_processes, process_id, heartbeat_timeout_seconds=HEARTBEAT_SECONDS)
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
+    jax.distributed.initialize(coordinator, num_processes, process_id, heartbeat_timeout_seconds=max(1, int(time_out)))
 
 
 def together(command: Callable[[], int]) -> int:
@@ -64,7 +65,9 @@ def together(command: Callable[[], int]) -> int:
         traceback.print_exc()
         code = 1
     if code not in (0, 130, 143) and jax.distributed.is_initialized():
+        sys.stdout.flush()
         sys.stderr.flush()
+        time.sleep(LAST_SECONDS if is_first() else 0.0)
         os._exit(code)
     return code
 
@@ -75,40 +78,6 @@ def in_cluster() -> bool:
     counts = [os.environ.get(name, "1") for name in ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")]
     kubernetes = "KUBERNETES_SERVICE_HOST" in os.environ and "JOB_COMPLETION_INDEX" in os.environ
     return len(hosts) > 1 or any(count.isdecimal() and int(count) > 1 for count in counts) or kubernetes
-
-
-def is_first() -> bool:
-    """Whether this process is the one that writes and reports."""
-    return jax.process_index() == 0
-
-
-def wait_for_all(name: str) -> None:
-    """Return when every process is here; it may take long, as when one compiles more slowly than another.
-
-    Devices exchange nothing: their own time-outs are short.
-    """
-    if jax.process_count() > 1:
-        from orbax.checkpoint import multihost
-
-        key = f"{name} {next(_barriers)}"
-        multihost.get_barrier_sync_fn()(key=key, timeout_ms=1000 * BARRIER_SECONDS)
-
-
-def first_alone(work: Callable[[], T], name: str) -> T:
-    """The result of some work that writes files: process 0 does it first, then the others find the files."""
-    result = work() if is_first() else None
-    wait_for_all(name)
-    return work() if result is None else result
-
-
-def from_first(value: float) -> float:
-    """Process 0's value, on all processes."""
-    if jax.process_count() == 1:
-        return value
-    from jax.experimental import multihost_utils
-
-    halves = np.asarray([value], np.float64).view(np.uint32)
-    return float(np.asarray(multihost_utils.broadcast_one_to_all(halves)).view(np.float64)[0])
 
 
 @functools.cache
@@ -125,6 +94,10 @@ def batch_part(mesh: Mesh) -> tuple[int, int]:
 
 def whole_copy(tree: Any, mesh: Mesh) -> Any:
     """Arrays of a mesh as arrays of this process's first device. All processes must call it."""
-    everywhere = NamedSharding(mesh, PartitionSpec())
-    copies = jax.jit(lambda x: x, out_shardings=jax.tree.map(lambda _: everywhere, tree))(tree)
+    wait_for_all("copy")
+    copies = jax.jit(_same, out_shardings=NamedSharding(mesh, PartitionSpec()))(tree)
     return jax.tree.map(lambda x: x.addressable_data(0), copies)
+
+
+def _same(tree: Any) -> Any:
+    return tree

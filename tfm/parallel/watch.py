@@ -13,11 +13,8 @@ from typing import Any
 
 import jax
 
-BEAT_SECONDS = 2.0
-LOST_SECONDS = 30.0
-"""A process whose file did not change for so long is lost."""
-STALL_SECONDS = 900.0
-"""Where no step ends for so long, the process that is furthest behind is said to hang."""
+PATIENCE = 15
+"""A run in which nothing moves on any process for so many time-outs hangs."""
 
 
 class Watch:
@@ -25,38 +22,49 @@ class Watch:
 
     Args:
         folder: `RUN/processes`, which all processes see. With one process nothing is written or read.
+        time_out: seconds without a pulse after which a process is lost.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, time_out: float = 60.0) -> None:
         self._folder, self._mine, self._count = folder, jax.process_index(), jax.process_count()
-        self._step, self._since = 0, float("inf")
-        self._beats = 0
+        self._time_out = time_out
+        self._step, self._doing, self._moves, self._beats = 0, "start", 0, 0
         self._heard: dict[int, tuple[Any, float]] = {}
+        self._moved: tuple[Any, float] = (None, float("inf"))
         self._closed = threading.Event()
         if self._count > 1:
             folder.mkdir(parents=True, exist_ok=True)
             self._beat()
             threading.Thread(target=self._run, daemon=True).start()
 
-    def at(self, step: int) -> None:
-        """This step was given to the devices."""
-        self._step, self._since = step, time.monotonic()
+    def at(self, step: int, doing: str = "training") -> None:
+        """This process goes on to something: from the first step on it must do so again and again."""
+        self._step, self._doing = step, doing
+        self._moves += 1
 
-    def pause(self) -> None:
-        """What comes now, such as an evaluation, may take any time; until the next step."""
-        self._since = float("inf")
+    def moves(self) -> bool:
+        """What this process does goes on; gives False, as one who is asked whether to stop it."""
+        self._moves += 1
+        return False
 
     def close(self) -> None:
         """Stop watching."""
         self._closed.set()
 
     def explain(self) -> None:
-        """A collective failed: wait until it is known which process is gone, then end this one. May return."""
+        """An exchange failed: wait until it is known which process is gone, which ends this one; or say where all are.
+        """
         if self._count > 1:
-            time.sleep(LOST_SECONDS + 3 * BEAT_SECONDS)
+            time.sleep(self._time_out + 3 * self._period)
+            print(f"error: an exchange between processes failed. {self._places(self._pulses())}", file=sys.stderr,
+                  flush=True)
+
+    @property
+    def _period(self) -> float:
+        return min(2.0, self._time_out / 10)
 
     def _run(self) -> None:
-        while not self._closed.wait(BEAT_SECONDS):
+        while not self._closed.wait(self._period):
             self._beat()
             message = self._verdict(self._pulses(), time.monotonic())
             if message is not None and not self._closed.is_set():
@@ -68,7 +76,8 @@ class Watch:
         self._beats += 1
         path = self._folder / str(self._mine)
         draft = path.with_suffix(".part")
-        pulse = {"beat": [os.getpid(), self._beats], "step": self._step, "host": socket.gethostname()}
+        pulse = {"beat": [os.getpid(), self._beats], "step": self._step, "doing": self._doing, "moves": self._moves,
+                 "host": socket.gethostname()}
         draft.write_text(json.dumps(pulse), encoding="utf-8")
         draft.replace(path)
 
@@ -87,11 +96,23 @@ class Watch:
             beat, since = self._heard.get(number, (None, now))
             self._heard[number] = (pulse["beat"], now if beat != pulse["beat"] else since)
         for number, (_, since) in self._heard.items():
-            if number != self._mine and now - since > LOST_SECONDS:
+            if number != self._mine and now - since > self._time_out:
                 return (f"nothing was heard of process {number} on {pulses[number]['host']} for {now - since:.0f} s; "
-                        f"its last step was {pulses[number]['step']}")
-        if now - self._since > STALL_SECONDS and pulses:
-            last = min(pulses, key=lambda number: pulses[number]["step"])
-            return (f"no step ended for {now - self._since:.0f} s; process {last} on {pulses[last]['host']} is the "
-                    f"furthest behind, at step {pulses[last]['step']}")
+                        f"its last step was {pulses[number]['step']} ({pulses[number]['doing']})")
+        moves = {number: pulse["moves"] for number, pulse in pulses.items()}
+        if moves != self._moved[0]:
+            self._moved = (moves, now)
+        still = now - self._moved[1]
+        if self._moves and still > PATIENCE * self._time_out:
+            last = min(pulses, key=lambda number: (pulses[number]["step"], pulses[number]["moves"]))
+            return (f"nothing moved for {still:.0f} s; process {last} on {pulses[last]['host']} is the furthest "
+                    f"behind. {self._places(pulses)}")
         return None
+
+    def _places(self, pulses: dict[int, dict[str, Any]]) -> str:
+        """Where each process is; of many alike only the first is named."""
+        places: dict[str, list[int]] = {}
+        for number, pulse in pulses.items():
+            places.setdefault(f"at step {pulse['step']} ({pulse['doing']})", []).append(number)
+        return "; ".join(f"process {numbers[0]}{f' and {len(numbers) - 1} more' if len(numbers) > 1 else ''} {place}"
+                         for place, numbers in places.items())

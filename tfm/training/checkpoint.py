@@ -26,7 +26,7 @@ import numpy as np
 
 from tfm.config import Config
 from tfm.config_json import config_diff, config_from_dict, config_to_dict
-from tfm.parallel.processes import is_first, wait_for_all
+from tfm.parallel.exchange import all_agree, from_first, is_first, wait_for_all
 from tfm.training.step import TrainState
 
 CHECKSUMS = "checksums.json"
@@ -60,11 +60,15 @@ class Checkpoints:
         self.directory = Path(run).absolute() / "checkpoints"
         self.directory.mkdir(parents=True, exist_ok=True)
         self._keep, self._say = keep, say
-        self._orbax = ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler())
+        # With the processes named, Orbax waits for them through the coordination service, and not by a device program.
+        everyone = ocp.options.MultiprocessingOptions(active_processes=set(range(jax.process_count())))
+        self._orbax = ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler(), multiprocessing_options=everyone)
         self._worker = ThreadPoolExecutor(1)
         self._pending: Future[None] | None = None
         best = best_step(run)
-        self._best = -math.inf if best is None else _score(self.directory / str(best))
+        self._best = from_first(-math.inf if best is None else _score(self.directory / str(best)))
+        self._newest: int | None = None
+        """Step of the checkpoint saved or restored last."""
 
     def save(self, state: TrainState, *, config: Config, data_state: Any, scores: Mapping[str, float]) -> None:
         """Write the checkpoint of `state.step`, unless there is one already, and then remove those not kept.
@@ -81,9 +85,10 @@ class Checkpoints:
         import orbax.checkpoint as ocp
 
         self.wait()
-        path = self.directory / str(int(state.step))
-        if path.exists():
+        step = int(state.step)
+        if step == self._newest:
             return
+        path, self._newest = self.directory / str(step), step
         self._check_space(state)
         items: dict[str, Any] = {"params": ocp.args.StandardSave(state.params)}
         if state.ema is not None:
@@ -133,25 +138,31 @@ class Checkpoints:
             ValueError: there are checkpoints, but none is whole.
         """
         self._remove_unfinished()
-        wait_for_all("removal of unfinished checkpoints")
         damaged: list[Path] = []
-        paths = [self.directory / str(step) for step in reversed(checkpoint_steps(self.directory.parent))]
-        for path in paths:
-            try:
-                verify(path)
-                restored = _restore(self._orbax, path, abstract)
-            except DamagedCheckpointError as error:
-                self._say(f"{error}: trying the one before")
-                damaged.append(path)
+        for step in reversed(from_first(checkpoint_steps(self.directory.parent))):
+            restored = self._try_restore(self.directory / str(step), abstract)
+            if not all_agree(restored is not None):
+                damaged.append(self.directory / str(step))
                 continue
-            wait_for_all("restored")
             for other in damaged if is_first() else []:
                 number = sum(1 for _ in self.directory.glob(f"{other.name}.damaged*"))
                 other.rename(other.with_name(f"{other.name}.damaged{number or ''}"))
+            wait_for_all("damaged checkpoints renamed")
+            self._newest = step
             return restored
         if damaged:
             raise ValueError(f"{self.directory} has no whole checkpoint left: move the folder away to start anew")
         return None
+
+    def _try_restore(self, path: Path, abstract: TrainState) -> Restored | None:
+        """This process's shards of a checkpoint; None where it is damaged. It needs no other process."""
+        try:
+            if is_first():
+                verify(path)
+            return _restore(path, abstract)
+        except DamagedCheckpointError as error:
+            self._say(f"{error}: trying the one before")
+            return None
 
     def _finish(self, path: Path) -> None:
         """In the background: the arrays reach the disk, then checksums, then checkpoints not kept go."""
@@ -354,7 +365,7 @@ class _damage:
             raise DamagedCheckpointError(f"checkpoint {self._path} is damaged ({reason})") from error
 
 
-def _restore(checkpointer: Any, path: Path, abstract: TrainState) -> Restored:
+def _restore(path: Path, abstract: TrainState) -> Restored:
     import orbax.checkpoint as ocp
 
     with _damage(path):
@@ -362,7 +373,7 @@ def _restore(checkpointer: Any, path: Path, abstract: TrainState) -> Restored:
                  "optimizer": ocp.args.StandardRestore(_rest(abstract)), "data": ocp.args.JsonRestore()}
         if abstract.ema is not None:
             items["ema"] = ocp.args.StandardRestore(abstract.ema)
-        found = checkpointer.restore(path, ocp.args.Composite(**items))
+        found = _reader().restore(path, ocp.args.Composite(**items))
     rest = found["optimizer"]
     state = TrainState(rest["step"], found["params"], rest["opt_state"], found.get("ema"), rest["key"])
     return Restored(state, found["data"]["value"], int(rest["step"]))
@@ -375,14 +386,8 @@ def _rest(state: TrainState) -> dict[str, Any]:
 def _read_json(path: Path, item: str) -> Any:
     import orbax.checkpoint as ocp
 
-    _quiet()
-    # Only this process reads: without this option Orbax would wait for all of them.
-    alone = ocp.options.MultiprocessingOptions(
-        primary_host=jax.process_index(), active_processes={jax.process_index()},
-        barrier_sync_key_prefix=f"process_{jax.process_index()}")
     with _damage(path):
-        reader = ocp.Checkpointer(ocp.CompositeCheckpointHandler(), multiprocessing_options=alone)
-        return reader.restore(path.absolute(), ocp.args.Composite(**{item: ocp.args.JsonRestore()}))[item]["value"]
+        return _reader().restore(path.absolute(), ocp.args.Composite(**{item: ocp.args.JsonRestore()}))[item]["value"]
 
 
 def _score(path: Path) -> float:
@@ -402,10 +407,14 @@ def _quiet() -> None:
 
 
 def _reader(**handlers: Any) -> Any:
+    """What reads this process's part of a checkpoint without waiting for other processes."""
     import orbax.checkpoint as ocp
 
     _quiet()
-    return ocp.Checkpointer(ocp.CompositeCheckpointHandler(**handlers))
+    me = jax.process_index()
+    alone = ocp.options.MultiprocessingOptions(primary_host=me, active_processes={me},
+                                               barrier_sync_key_prefix=f"process_{me}")
+    return ocp.Checkpointer(ocp.CompositeCheckpointHandler(**handlers), multiprocessing_options=alone)
 
 
 def _not_kept(steps: list[int], best: int | None, keep: int) -> list[int]:

@@ -14,6 +14,8 @@ import numpy as np
 from tfm.training.loss import Params
 
 StopCheck = Callable[[], bool]
+LATE = 2
+"""Batches that may be on their way while the host goes on."""
 
 
 class EvaluationStopped(Exception):
@@ -54,6 +56,8 @@ def validation_loss(eval_step: Callable[[Params, Any], Mapping[str, jax.Array]],
         if stop():
             raise EvaluationStopped
         sums.append(eval_step(params, batch))
+        if len(sums) > LATE:  # devices that were given too many programs would hold up those that meet others
+            jax.block_until_ready(sums[-1 - LATE])
     loss, weight = (float(np.sum([np.asarray(s[name], np.float64) for s in sums])) for name in ("loss", "weight"))
     if not weight:
         raise ValueError("the validation split has no target token")

@@ -19,6 +19,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from tfm.config import Config
+from tfm.parallel.exchange import wait_for_all
 from tfm.parallel.mesh import use_mesh
 from tfm.parallel.processes import batch_part
 from tfm.parallel.rules import batch_shards, place_batch
@@ -114,7 +115,7 @@ def train(run: Run, state: TrainState) -> tuple[TrainState, int]:
                 run.reporter.advance(done)
                 stopped = window.stop if several else stop.received
                 if stopped or _due(run.config, done):
-                    _after_step(run, state, done, window, stopped, _never if several else stop)
+                    _after_step(run, state, done, window, stopped, run.watch.moves if several else stop)
                 if stopped:
                     break
     finally:
@@ -123,11 +124,6 @@ def train(run: Run, state: TrainState) -> tuple[TrainState, int]:
             run.trace.close()
     run.checkpoints.wait()
     return state, stopped if done < total else 0
-
-
-def _never() -> bool:
-    """Several processes cannot leave an evaluation halfway: they would not leave it together."""
-    return False
 
 
 class StopSignals:
@@ -218,24 +214,30 @@ def _due(config: Config, step: int) -> bool:
 
 
 def _after_step(run: Run, state: TrainState, step: int, window: _Window, stopped: int, stop: StopCheck) -> None:
-    """Report, evaluate and save what is due. Only losses seen to be finite come before a checkpoint."""
+    """Report, evaluate and save what is due. Only losses seen to be finite come before a checkpoint.
+
+    What several processes do here follows from the step, and from figures that are the same on all of them; at the end
+    they wait for each other, since an exchange of devices does not wait long.
+    """
     train = run.config.train
     values = window.close(step)
-    run.watch.pause()
+    run.watch.at(step, "evaluation")
     run.checkpoints.poll()
     last = step == train.steps
     evaluate = run.evaluate is not None and (last or step % train.eval_every == 0)
     scores: dict[str, float] = {}
     if evaluate and run.evaluate is not None and not stopped:
-        with contextlib.suppress(EvaluationStopped):
+        with contextlib.suppress(EvaluationStopped):  # several processes never stop there: not all would
             scores = run.evaluate(run, state.params if state.ema is None else state.ema, step, stop)
     values |= scores
     if run.writer is not None:
         run.writer.write(step, values)
     run.reporter.report(step, values)
     score = _score(scores)
+    run.watch.at(step, "checkpoint")
     if last or stopped or step % train.checkpoint_every == 0 or run.checkpoints.beats(score):
         run.checkpoints.save(state, config=run.config, data_state=_position(run.batches), scores=score)
+    wait_for_all(f"step {step}")
     window.restart()
 
 

@@ -13,7 +13,7 @@ import optax
 from flax import struct
 
 from tfm.models.adapters import join_params, split_params
-from tfm.parallel.processes import wait_for_all
+from tfm.parallel.exchange import wait_for_all
 from tfm.training.loss import Batch, LossFn, Params
 
 
