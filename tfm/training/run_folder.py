@@ -37,9 +37,8 @@ def resolve_config(config: Config, vocab_size: int, labels: Sequence[str] = ()) 
     """
     model, length, task = config.model, config.data.max_length, config.data.task
     kind = "encoder-decoder" if model.is_encoder_decoder else "encoder" if model.is_encoder_only else "decoder"
-    require(KINDS[task] == kind, "data.task", task, f"it needs a model that is an {KINDS[task]}, and this is "
-            f"a{'n' if kind[0] == 'e' else ''} {kind} (model.encoder_layers={model.encoder_layers}, "
-            f"decoder_layers={model.decoder_layers})")
+    require(KINDS[task] == kind, "data.task", task, f"its kind of model is {KINDS[task]}, and this one is {kind} "
+            f"(model.encoder_layers={model.encoder_layers}, decoder_layers={model.decoder_layers})")
     if task == "classify":
         require(len(labels) > 1, "data.labels", tuple(labels), "a classification needs at least two")
         model = dataclasses.replace(model, num_classes=len(labels), token_head=False, logit_bias=False,
