@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from tfm.data.batch import BatchShape, batch_shapes, choose_lengths, pad_batch
+from tfm.data.batch import BatchShape, batch_shapes, choose_lengths, choose_sides, pad_batch
 
 
 def padded_positions(lengths: np.ndarray, buckets: list[int]) -> int:
@@ -34,11 +34,34 @@ def test_no_bucket_is_longer_than_the_limit() -> None:
     assert choose_lengths(np.array([], np.int64), 2, 64) == [8]
 
 
+def test_buckets_of_pairs_hold_every_pair_and_pad_less_than_square_ones() -> None:
+    rng = np.random.default_rng(0)
+    source = np.clip(rng.lognormal(3, 0.7, 3000).astype(int), 1, 100)
+    sides = np.stack([source, np.clip((source * rng.normal(1.2, 0.2, 3000)).astype(int), 1, 120)], axis=1)
+    chosen = choose_sides(sides, 6)
+    assert len(chosen) <= 6 and chosen[-1] == tuple(sides.max(axis=0))
+    assert all(a <= c and b <= d for (a, b), (c, d) in itertools.pairwise(chosen))
+    bucket = [next(s + t for s, t in chosen if s >= a and t >= b) for a, b in sides]
+    square = choose_lengths(sides.max(axis=1), 6, 120)
+    squares = [2 * next(n for n in square if n >= max(pair)) for pair in sides]
+    assert sum(bucket) < 0.96 * sum(squares)
+
+
+def test_a_pair_of_buckets_is_the_best_there_is() -> None:
+    sides = np.array([[3, 4], [3, 5], [4, 4], [9, 2], [10, 12], [11, 12], [2, 12]])
+    best = min(
+        sum(s + t if s >= a and t >= b else 11 + 12 for a, b in sides)
+        for s, t in itertools.product(range(12), range(13))
+    )
+    chosen = choose_sides(sides, 2)
+    assert sum(next(s + t for s, t in chosen if s >= a and t >= b) for a, b in sides) == best
+
+
 def test_shapes_keep_the_budget() -> None:
-    for shape in batch_shapes([8, 24, 64], tokens_per_batch=1000, multiple_of=4):
+    for shape in batch_shapes([[8], [24], [64]], tokens_per_batch=1000, multiple_of=4):
         assert shape.rows * shape.length <= 1000 < (shape.rows + 4) * shape.length and shape.rows % 4 == 0
     with pytest.raises(ValueError, match=r"data\.tokens_per_batch is 100.*at least 256"):
-        batch_shapes([8, 64], tokens_per_batch=100, multiple_of=4)
+        batch_shapes([[8], [64]], tokens_per_batch=100, multiple_of=4)
 
 
 def test_padding_goes_by_lengths_not_ids() -> None:
@@ -51,6 +74,10 @@ def test_padding_goes_by_lengths_not_ids() -> None:
             "prefix_length": np.array(2, np.int32),
         }
     ]
+    wide = pad_batch(examples, BatchShape(2, 3, 5), pad_id=7)
+    assert {name: array.shape for name, array in wide.items() if array.ndim == 2} == {
+        "source": (2, 3), "source_mask": (2, 3), "target": (2, 5), "target_mask": (2, 5), "labels": (2, 5),
+        "weights": (2, 5)}
     batch = pad_batch(examples, BatchShape(2, 4), pad_id=7)
     assert batch["source"].tolist() == [[7] * 4] * 2
     assert batch["source_mask"].tolist() == [[True, True, True, False], [False] * 4]

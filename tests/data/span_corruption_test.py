@@ -95,6 +95,7 @@ def test_examples_fit_and_have_sentinels_enough() -> None:
         objective = TextObjective(config, tokenizer)
         for length in range(1, objective.piece_length + 1):
             example = objective(np.full(length, 70, np.int32), np.random.default_rng(length))
-            assert max(len(example["source"]), len(example["labels"])) == objective.lengths(np.array([length]))[0] <= 32
+            sides = objective.sides(np.array([length]))[0]
+            assert [len(example["source"]), len(example["labels"])] == sides.tolist() and max(sides) <= 32
             assert example["source"][-1] == example["labels"][-1] == tokenizer.eos_id
             assert example["target"].tolist() == [tokenizer.bos_id, *example["labels"][:-1]]

@@ -13,10 +13,21 @@ Batch = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class BatchShape:
-    """Rows B and length T (and S) of one kind of batch."""
+    """Rows and length of one kind of batch; of pairs, the length S of the source and T of the target."""
 
     rows: int
     length: int
+    target_length: int | None = None
+    """None: as `length`."""
+
+    @property
+    def sides(self) -> tuple[int, ...]:
+        """Length of each side."""
+        return (self.length,) if self.target_length is None else (self.length, self.target_length)
+
+    def length_of(self, name: str) -> int:
+        """Length of an array of a batch."""
+        return self.length if name == "source" else self.sides[-1]
 
 
 def choose_lengths(lengths: np.ndarray, count: int, max_length: int) -> list[int]:
@@ -55,11 +66,60 @@ def choose_lengths(lengths: np.ndarray, count: int, max_length: int) -> list[int
     return [int(edges[i]) for i in reversed(chosen)]
 
 
-def batch_shapes(bucket_lengths: Sequence[int], tokens_per_batch: int, multiple_of: int = 1) -> list[BatchShape]:
+def choose_sides(sides: np.ndarray, count: int) -> list[tuple[int, int]]:
+    """Buckets for pairs that pad little: (source length, target length), both growing from bucket to bucket.
+
+    Each pair goes to the first bucket that holds both of its sides. The lengths are found by coordinate descent on the
+    number of positions, from lengths that grow by a constant factor.
+
+    Args:
+      sides: [N, 2] int, lengths of source and target.
+      count: most buckets.
+
+    Returns:
+      At most `count` buckets, the shortest first; the last holds the longest source and the longest target.
+
+    Example:
+      >>> choose_sides(np.array([[5, 6], [5, 6], [30, 40]]), count=2)
+      [(5, 6), (30, 40)]
+    """
+    if not len(sides):
+        return [(8, 8)]
+    longest = sides.max(axis=0)
+    number = np.zeros(longest + 1, np.int64)
+    np.add.at(number, (sides[:, 0], sides[:, 1]), 1)
+    fitting = number.cumsum(axis=0).cumsum(axis=1)  # pairs that fit (s, t)
+    edges = [(0, 0), *(tuple(np.ceil(longest * float(longest.max()) ** (i / count - 1)).astype(int).tolist())
+                       for i in range(1, count + 1))]
+
+    def cost(i: int) -> int:
+        """Positions of the buckets that end or begin at edge i."""
+        part = range(i, i + 2)
+        return sum(int(fitting[edges[j]] - fitting[edges[j - 1]]) * sum(edges[j]) for j in part)
+
+    step = max(int(longest.max()) // 8, 1)
+    while step:
+        moves = [(s, t) for s in (-step, 0, step) for t in (-step, 0, step) if s or t]
+        improved = False
+        for i in range(1, count):
+            for s, t in moves:
+                before, kept = cost(i), edges[i]
+                edges[i] = (int(np.clip(kept[0] + s, edges[i - 1][0], edges[i + 1][0])),
+                            int(np.clip(kept[1] + t, edges[i - 1][1], edges[i + 1][1])))
+                if cost(i) < before:
+                    improved = True
+                else:
+                    edges[i] = kept
+        step = step if improved else step // 2
+    used = [i for i in range(1, count + 1) if fitting[edges[i]] > fitting[edges[i - 1]]]
+    return [edges[i] for i in used]
+
+
+def batch_shapes(buckets: Sequence[Sequence[int]], tokens_per_batch: int, multiple_of: int = 1) -> list[BatchShape]:
     """Rows of each bucket under a token budget.
 
     Args:
-      bucket_lengths: length of each bucket.
+      buckets: length of each bucket's sides.
       tokens_per_batch: most positions of one side, padding included.
       multiple_of: rows are a multiple of it, so that devices share them evenly.
 
@@ -70,14 +130,14 @@ def batch_shapes(bucket_lengths: Sequence[int], tokens_per_batch: int, multiple_
       ValueError: the budget does not hold `multiple_of` rows of the longest bucket.
 
     Example:
-      >>> batch_shapes([8, 32], tokens_per_batch=100, multiple_of=2)
-      [BatchShape(rows=12, length=8), BatchShape(rows=2, length=32)]
+      >>> batch_shapes([[8], [32]], tokens_per_batch=100, multiple_of=2)[0]
+      BatchShape(rows=12, length=8, target_length=None)
     """
-    longest = max(bucket_lengths)
+    longest = max(max(sides) for sides in buckets)
     if longest * multiple_of > tokens_per_batch:
         raise ValueError(f"data.tokens_per_batch is {tokens_per_batch}, but {multiple_of} rows (a multiple of the "
                          f"devices) of length {longest} need at least {longest * multiple_of}")
-    return [BatchShape(tokens_per_batch // length // multiple_of * multiple_of, length) for length in bucket_lengths]
+    return [BatchShape(tokens_per_batch // max(sides) // multiple_of * multiple_of, *sides) for sides in buckets]
 
 
 def pad_batch(examples: Sequence[Example], shape: BatchShape, pad_id: int) -> Batch:
@@ -86,7 +146,7 @@ def pad_batch(examples: Sequence[Example], shape: BatchShape, pad_id: int) -> Ba
     Validity comes from the examples' lengths alone: an id that equals `pad_id` inside an example stays valid.
 
     Args:
-      examples: at most `shape.rows` dicts of [L] arrays, L <= `shape.length`, and of scalars.
+      examples: at most `shape.rows` dicts of [L] arrays no longer than the shape's side, and of scalars.
       shape: of the batch.
       pad_id: what ids are filled with.
 
@@ -100,14 +160,14 @@ def pad_batch(examples: Sequence[Example], shape: BatchShape, pad_id: int) -> Ba
             batch[name][:len(examples)] = [example[name] for example in examples]
             continue
         fill = pad_id if first.dtype.kind == "i" else 0
-        batch[name] = np.full((shape.rows, shape.length), fill, first.dtype)
+        batch[name] = np.full((shape.rows, shape.length_of(name)), fill, first.dtype)
         for row, example in zip(batch[name], examples, strict=False):
             row[:len(example[name])] = example[name]
     for stream in ("source", "target", "tokens"):
         if stream in examples[0]:
             lengths = np.zeros(shape.rows, np.int64)
             lengths[:len(examples)] = [len(example[stream]) for example in examples]
-            batch[mask_name(stream)] = np.arange(shape.length) < lengths[:, None]
+            batch[mask_name(stream)] = np.arange(shape.length_of(stream)) < lengths[:, None]
     return batch
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from tfm.config import DataConfig
 from tfm.data.cache import Tokens
-from tfm.data.objective import Example, TextObjective, cut_pieces, example_rng, pair_example
+from tfm.data.objective import Example, TextObjective, cut_pieces, example_rng, pair_example, pair_room
 from tfm.data.tokenizer import Tokenizer
 
 
@@ -36,9 +36,10 @@ class Counts:
 
 
 class Examples(Protocol):
-    """Numbered examples. `lengths[i]` is what example i takes in a batch; `make(i, epoch)` is the example."""
+    """Numbered examples. `sides[i]` is what example i takes in a batch; `make(i, epoch)` is the example."""
 
-    lengths: np.ndarray
+    sides: np.ndarray
+    """[N, 1] lengths; of pairs [N, 2], source and target."""
     counts: Counts
 
     def make(self, index: int, epoch: int) -> Example:
@@ -49,16 +50,18 @@ class PairExamples:
     """Pairs of texts for translation."""
 
     def __init__(self, source: Tokens, target: Tokens, tokenizer: Tokenizer, config: DataConfig) -> None:
-        self._sides, self._tokenizer, self._limit = (source, target), tokenizer, config.max_length - 1
+        room = pair_room(tokenizer)
+        self._texts, self._tokenizer, self._limit = (source, target), tokenizer, config.max_length - max(room)
         shorter = np.minimum(source.lengths, target.lengths)
         longer = np.maximum(source.lengths, target.lengths)
-        self._rows, limited, fates = _apply_limit(shorter, longer, self._limit, config.too_long)
-        self.lengths = limited + 1  # EOS of the labels and of the source
-        self.counts = Counts(len(source), len(self._rows), int(self.lengths.sum()), **fates)
+        self._rows, fates = _apply_limit(shorter, longer, self._limit, config.too_long)
+        both = np.stack([source.lengths, target.lengths], axis=1)[self._rows]
+        self.sides = np.minimum(both, self._limit) + room  # such as EOS of the labels and of the source
+        self.counts = Counts(len(source), len(self._rows), int(self.sides.max(axis=1).sum()), **fates)
 
     def make(self, index: int, epoch: int) -> Example:
         row = int(self._rows[index])
-        source, target = (side.part(row, 0, self._limit) for side in self._sides)
+        source, target = (texts.part(row, 0, self._limit) for texts in self._texts)
         return pair_example(source, target, self._tokenizer)
 
 
@@ -72,8 +75,9 @@ class TextExamples:
         extra = 1 if self._objective.whole else 0  # inputs: BOS and the text; labels: the text and EOS
         pieces = cut_pieces(np.where(lengths > 0, lengths + extra, 0), self._objective.piece_length)
         self._document, self._start, self._length = pieces
-        self.lengths = self._objective.lengths(self._length)
-        self.counts = Counts(len(texts), len(self._document), int(self.lengths.sum()), empty=int((lengths == 0).sum()))
+        self.sides = self._objective.sides(self._length)
+        self.counts = Counts(len(texts), len(self._document), int(self.sides.max(axis=1).sum()),
+                             empty=int((lengths == 0).sum()))
 
     def make(self, index: int, epoch: int) -> Example:
         document, start, length = (int(a[index]) for a in (self._document, self._start, self._length))
@@ -96,14 +100,15 @@ class LabelledExamples:
                  classes: Sequence[str]) -> None:
         self._texts, self._tokenizer, self._limit = texts, tokenizer, config.max_length - 2
         number = {name: i for i, name in enumerate(classes)}
-        unknown = next((label for label in labels if label not in number), None)
-        if unknown is not None:
-            raise ValueError(f"label {unknown!r} is not among the training labels {list(classes)}")
         lengths = texts.lengths
-        self._rows, limited, fates = _apply_limit(lengths, lengths, self._limit, config.too_long)
-        self._labels = np.array([number[label] for label in labels], np.int32)
-        self.lengths = limited + 2
-        self.counts = Counts(len(texts), len(self._rows), int(self.lengths.sum()), **fates)
+        unknown = next((i for i, label in enumerate(labels) if label not in number and lengths[i]), None)
+        if unknown is not None:
+            raise ValueError(f"line {unknown + 1} has the label {labels[unknown]!r}, which is not among those of the "
+                             f"training text: {', '.join(classes)}")
+        self._rows, fates = _apply_limit(lengths, lengths, self._limit, config.too_long)
+        self._labels = np.array([number.get(label, 0) for label in labels], np.int32)  # 0: of an empty text
+        self.sides = np.minimum(lengths[self._rows], self._limit)[:, None] + 2
+        self.counts = Counts(len(texts), len(self._rows), int(self.sides.sum()), **fates)
 
     def make(self, index: int, epoch: int) -> Example:
         row = int(self._rows[index])
@@ -113,10 +118,10 @@ class LabelledExamples:
 
 
 def _apply_limit(shorter: np.ndarray, longer: np.ndarray, limit: int,
-                 too_long: str) -> tuple[np.ndarray, np.ndarray, dict[str, int]]:
-    """Rows that stay, their limited length, and how many are empty, skipped or cut."""
+                 too_long: str) -> tuple[np.ndarray, dict[str, int]]:
+    """Rows that stay, and how many are empty, skipped or cut."""
     empty = shorter == 0
     over = (longer > limit) & ~empty
     keep = ~empty & ~over if too_long == "skip" else ~empty
     fates = {"empty": int(empty.sum()), "skipped" if too_long == "skip" else "cut": int(over.sum())}
-    return np.flatnonzero(keep), np.minimum(longer, limit)[keep], fates
+    return np.flatnonzero(keep), fates

@@ -49,18 +49,24 @@ def example_rng(seed: int, epoch: int, example: int) -> np.random.Generator:
 def pair_example(source: np.ndarray, target: np.ndarray, tokenizer: Tokenizer) -> Example:
     """A pair of texts for an encoder-decoder: both end with EOS, the decoder's input begins with BOS.
 
+    The tokenizer of a foreign checkpoint may put other ids around a source, and some before each target.
+
     Args:
       source, target: int32 ids without special ones.
-      tokenizer: has `bos_id` and `eos_id`.
+      tokenizer: has the special ids.
 
     Returns:
       source [S], target [T], labels [T] int32 and weights [T] float32.
     """
-    eos = np.array([tokenizer.eos_id], np.int32)
-    labels = np.concatenate([target, eos]).astype(np.int32)
-    shifted = np.concatenate([[tokenizer.bos_id], target]).astype(np.int32)
-    return {"source": np.concatenate([source, eos]).astype(np.int32), "target": shifted, "labels": labels,
-            "weights": np.ones(len(labels), np.float32)}
+    labels = np.concatenate([tokenizer.before_target, target, [tokenizer.eos_id]]).astype(np.int32)
+    shifted = np.concatenate([[tokenizer.bos_id], labels[:-1]]).astype(np.int32)
+    around = np.concatenate([tokenizer.before_source, source, tokenizer.after_source]).astype(np.int32)
+    return {"source": around, "target": shifted, "labels": labels, "weights": np.ones(len(labels), np.float32)}
+
+
+def pair_room(tokenizer: Tokenizer) -> tuple[int, int]:
+    """Numbers of ids that `pair_example` adds to source and target."""
+    return len(tokenizer.before_source) + len(tokenizer.after_source), len(tokenizer.before_target) + 1
 
 
 class TextObjective:
@@ -72,6 +78,7 @@ class TextObjective:
 
     def __init__(self, config: DataConfig, tokenizer: Tokenizer) -> None:
         self._config, self._tokenizer = config, tokenizer
+        self._extra = {"masked_lm": 2, "infilling": max(pair_room(tokenizer))}.get(config.task, 0)
         self.whole = config.task in ("causal_lm", "prefix_lm")
         self.piece_length = self._longest_piece()
         if config.task in ("masked_lm", "infilling") and tokenizer.mask_id is None:
@@ -82,19 +89,22 @@ class TextObjective:
     def _longest_piece(self) -> int:
         config = self._config
         if config.task == "span_corruption":
-            return longest_text(config.max_length, config.mask_rate, config.mean_span)
-        special = {"masked_lm": 2, "infilling": 1}.get(config.task, 0)
-        if config.max_length <= special:
-            raise ValueError(f"data.max_length is {config.max_length}, but {config.task} needs at least {special + 1}")
-        return config.max_length - special
+            room = config.max_length + 1 - max(pair_room(self._tokenizer))  # the lengths count one EOS
+            return longest_text(room, config.mask_rate, config.mean_span)
+        if config.max_length <= self._extra:
+            raise ValueError(f"data.max_length is {config.max_length}, but {config.task} needs at least "
+                             f"{self._extra + 1}")
+        return config.max_length - self._extra
 
-    def lengths(self, pieces: np.ndarray) -> np.ndarray:
-        """Positions that pieces of these lengths take in a batch (the longer side where there are two)."""
+    def sides(self, pieces: np.ndarray) -> np.ndarray:
+        """[N, sides]: positions that pieces of these lengths [N] take at most in a batch."""
         if self._config.task == "span_corruption":
             rate, mean = self._config.mask_rate, self._config.mean_span
-            table = np.array([0, *(max(corrupted_lengths(n, rate, mean)) for n in range(1, self.piece_length + 1))])
-            return table[pieces]
-        return pieces + {"masked_lm": 2, "infilling": 1}.get(self._config.task, 0)
+            table = [(0, 0), *(corrupted_lengths(n, rate, mean) for n in range(1, self.piece_length + 1))]
+            return np.array(table)[pieces] + pair_room(self._tokenizer) - 1  # they count one EOS
+        if self._config.task == "infilling":
+            return pieces[:, None] + pair_room(self._tokenizer)
+        return pieces[:, None] + self._extra
 
     def __call__(self, piece: np.ndarray, rng: np.random.Generator) -> Example:
         """One example of a piece."""

@@ -14,7 +14,7 @@ from tfm.data.plan import EpochOrder
 from tfm.data.tokenizer import Tokenizer
 
 _ENDLESS = 1 << 60
-_BINS = 4  # batches packed at a time: more fill rows better, and cost more when resuming
+_BINS = 8  # batches packed at a time: more fill rows better, and cost more when resuming
 
 
 def pack_dataset(examples: Examples, order: EpochOrder, shape: BatchShape, tokenizer: Tokenizer, seed: int,
@@ -48,11 +48,32 @@ def pack_dataset(examples: Examples, order: EpochOrder, shape: BatchShape, token
     dataset = grain.MapDataset.range(_ENDLESS)[process_index::process_count].map(make).to_iter_dataset(
         grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
     packed = grain.experimental.FirstFitPackIterDataset(
-        dataset, length_struct=dict.fromkeys(names, shape.length), num_packing_bins=shape.rows * _BINS, seed=seed,
+        dataset, length_struct={name: shape.length_of(name) for name in names},
+        num_packing_bins=shape.rows * _BINS, seed=seed,
         padding_struct={name: tokenizer.pad_id if first[name].dtype.kind == "i" else 0 for name in names})
     batched = packed.batch(shape.rows, drop_remainder=True).map(
         functools.partial(to_packed_batch, pad_id=tokenizer.pad_id, bos_id=tokenizer.bos_id))
     return grain.experimental.ThreadPrefetchIterDataset(batched, prefetch_buffer_size=2)
+
+
+def packed_sides(sides: np.ndarray, max_length: int) -> tuple[int, ...]:
+    """Lengths of a packed row's sides, in proportion to their tokens, so that both fill up together.
+
+    Args:
+      sides: [N, sides] lengths of the examples.
+      max_length: of an example.
+
+    Returns:
+      Length of each side: no example is longer. The longest is `max_length`, or up to 1.5 times as long.
+
+    Example:
+      >>> packed_sides(np.array([[9, 10], [11, 12]]), 100)
+      (91, 100)
+    """
+    totals, longest = np.maximum(sides.sum(axis=0), 1), sides.max(axis=0, initial=1)
+    shares = totals / totals.max()
+    unit = min(max(max_length, float((longest / shares).max())), 1.5 * max_length)
+    return tuple(max(int(most), round(unit * float(share))) for most, share in zip(longest, shares, strict=True))
 
 
 def _derived(example: Mapping[str, np.ndarray]) -> tuple[str, ...]:

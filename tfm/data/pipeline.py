@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from tfm.config import Config
-from tfm.data.batch import Batch, BatchShape, batch_shapes, choose_lengths, pad_batch
+from tfm.config import Config, DataConfig
+from tfm.data.batch import Batch, BatchShape, batch_shapes, choose_lengths, choose_sides, pad_batch
 from tfm.data.cache import cached_tokens
 from tfm.data.examples import Examples, LabelledExamples, PairExamples, TextExamples
-from tfm.data.packing import pack_dataset
+from tfm.data.packing import pack_dataset, packed_sides
 from tfm.data.plan import BucketPlan, EpochOrder
 from tfm.data.source import Splits, Texts
 from tfm.data.tokenizer import Tokenizer
@@ -43,7 +43,7 @@ class TrainIterator(Iterator[Batch]):
         self.counts = examples.counts
         self.shapes = shapes
         self.batches_per_epoch = plan.batches_per_epoch if plan else None
-        self._planned_padding = 1 - self.counts.tokens / plan.padded_positions if plan else None
+        self._planned_padding = 1 - int(examples.sides.sum()) / plan.padded_positions if plan else None
         self._positions, self._valid = 0, 0
         _ITERATORS.add(self)
 
@@ -112,19 +112,25 @@ def make_train_iterator(config: Config, tokenizer: Tokenizer, splits: Splits, *,
     examples = make_examples(config, tokenizer, splits, splits.train, "train", cache_dir)
     _require_examples(examples, data.max_length)
     if data.batching == "pack":
-        shape = batch_shapes([data.max_length], data.tokens_per_batch, int(rows_of))[0]
-        local = BatchShape(shape.rows // process_count, shape.length)
-        dataset = pack_dataset(examples, EpochOrder(len(examples.lengths), seed), local, tokenizer, seed,
+        shape = batch_shapes([packed_sides(examples.sides, data.max_length)], data.tokens_per_batch, int(rows_of))[0]
+        local = BatchShape(shape.rows // process_count, *shape.sides)
+        dataset = pack_dataset(examples, EpochOrder(len(examples.sides), seed), local, tokenizer, seed,
                                process_index, process_count)
         return TrainIterator(dataset, examples, [local], None)
-    lengths = choose_lengths(examples.lengths, data.buckets, data.max_length)
-    shapes = batch_shapes(lengths, data.tokens_per_batch)
-    plan = BucketPlan(examples.lengths, shapes, seed)
+    shapes = batch_shapes(choose_buckets(examples.sides, data), data.tokens_per_batch)
+    plan = BucketPlan(examples.sides, shapes, seed)
     maker = _BatchMaker(examples, plan, tokenizer.pad_id, process_index, process_count, int(rows_of))
     dataset = grain.MapDataset.range(_ENDLESS).map(maker).to_iter_dataset(
         grain.ReadOptions(num_threads=1, prefetch_buffer_size=_PREFETCH))
     used = [s for s, n in zip(shapes, plan.batches_per_shape, strict=True) if n]
-    return TrainIterator(dataset, examples, [BatchShape(maker.rows(s), s.length) for s in used], plan)
+    return TrainIterator(dataset, examples, [BatchShape(maker.rows(s), *s.sides) for s in used], plan)
+
+
+def choose_buckets(sides: np.ndarray, data: DataConfig) -> list[tuple[int, ...]]:
+    """Lengths of the buckets' sides for examples of these lengths [N, sides]."""
+    if sides.shape[1] == 2:
+        return [*choose_sides(sides, data.buckets)]
+    return [(length,) for length in choose_lengths(sides[:, 0], data.buckets, data.max_length)]
 
 
 class _BatchMaker:
@@ -144,10 +150,11 @@ class _BatchMaker:
         rows = self.rows(shape)
         mine = numbers[self._process_index * rows:(self._process_index + 1) * rows]
         made = [self._examples.make(int(number), epoch) for number in mine]
+        local = BatchShape(rows, *shape.sides)
         if made:
-            return pad_batch(made, BatchShape(rows, shape.length), self._pad_id)
-        return _blank(pad_batch([self._examples.make(int(numbers[0]), epoch)], BatchShape(rows, shape.length),
-                                self._pad_id), self._pad_id)
+            return pad_batch(made, local, self._pad_id)
+        first = self._examples.make(int(numbers[0]), epoch)
+        return _blank(pad_batch([first], local, self._pad_id), self._pad_id)
 
 
 def _blank(batch: Batch, pad_id: int) -> Batch:
@@ -166,7 +173,7 @@ class EvalBatches:
 
     def __init__(self, examples: Examples, shapes: list[BatchShape], pad_id: int) -> None:
         self.counts = examples.counts
-        self._plan = BucketPlan(examples.lengths, shapes, shuffle=False)
+        self._plan = BucketPlan(examples.sides, shapes, shuffle=False)
         self.shapes = [s for s, n in zip(shapes, self._plan.batches_per_shape, strict=True) if n]
         self._make = _BatchMaker(examples, self._plan, pad_id)
 
@@ -184,7 +191,7 @@ def make_eval_batches(config: Config, tokenizer: Tokenizer, splits: Splits, text
     Args:
       config: of the run.
       tokenizer: as in training.
-      splits: all splits; labels are numbered by the train split.
+      splits: all splits; labels are numbered by `data.labels`, or else by the train split.
       texts: which texts, such as `splits.valid`.
       multiple_of: rows are a multiple of it; rows that are missing have weight 0.
       cache_dir: as for `make_train_iterator`.
@@ -194,8 +201,8 @@ def make_eval_batches(config: Config, tokenizer: Tokenizer, splits: Splits, text
     """
     data = config.data
     examples = make_examples(config, tokenizer, splits, texts, "held-out text", cache_dir)
-    lengths = choose_lengths(examples.lengths, data.buckets, data.max_length)
-    return EvalBatches(examples, batch_shapes(lengths, data.tokens_per_batch, multiple_of), tokenizer.pad_id)
+    shapes = batch_shapes(choose_buckets(examples.sides, data), data.tokens_per_batch, multiple_of)
+    return EvalBatches(examples, shapes, tokenizer.pad_id)
 
 
 def make_examples(config: Config, tokenizer: Tokenizer, splits: Splits, texts: Texts, name: str,
@@ -209,13 +216,13 @@ def make_examples(config: Config, tokenizer: Tokenizer, splits: Splits, texts: T
     (tokens,) = cached_tokens(texts, 1, tokenizer, folder, name=name)
     if data.task == "classify":
         labels = texts.columns[1] if len(texts) else ()
-        return LabelledExamples(tokens, labels, tokenizer, data, class_names(splits))
+        return LabelledExamples(tokens, labels, tokenizer, data, data.labels or class_names(splits))
     return TextExamples(tokens, tokenizer, data, config.train.seed)
 
 
 def class_names(splits: Splits) -> list[str]:
     """The classes of a classification task: the distinct labels of the train split, sorted; class i is name i."""
-    return sorted(set(splits.train.columns[1]))
+    return sorted({label for label in splits.train.columns[1] if label})
 
 
 def _require_examples(examples: Examples, max_length: int) -> None:

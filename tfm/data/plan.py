@@ -34,15 +34,18 @@ class BucketPlan:
     the state of an iterator is one number.
 
     Args:
-      lengths: [N] int, length of each example.
-      shapes: of the buckets, by increasing length.
+      lengths: [N] or [N, sides] int, length of each example's sides.
+      shapes: of the buckets, by increasing length of each side.
       seed: of the order.
       shuffle: False: one pass in the order of the data.
     """
 
     def __init__(self, lengths: np.ndarray, shapes: Sequence[BatchShape], seed: int = 0, *,
                  shuffle: bool = True) -> None:
-        self._bucket = np.searchsorted([shape.length for shape in shapes], lengths)
+        columns = lengths.reshape(len(lengths), -1).T
+        edges = np.array([shape.sides for shape in shapes]).T
+        fits = [np.searchsorted(edge, column) for edge, column in zip(edges, columns, strict=True)]
+        self._bucket = np.max(fits, axis=0)  # the first that holds every side
         self._shapes, self._seed, self._shuffle = list(shapes), seed, shuffle
         numbers = np.bincount(self._bucket, minlength=len(shapes))
         self.batches_per_shape = [-(-int(n) // shape.rows) for n, shape in zip(numbers, shapes, strict=True)]
@@ -74,5 +77,6 @@ class BucketPlan:
 
     @property
     def padded_positions(self) -> int:
-        """Positions of one side in an epoch, padding included."""
-        return sum(n * shape.rows * shape.length for n, shape in zip(self.batches_per_shape, self._shapes, strict=True))
+        """Positions of all sides in an epoch, padding included."""
+        return sum(n * shape.rows * sum(shape.sides)
+                   for n, shape in zip(self.batches_per_shape, self._shapes, strict=True))
