@@ -14,7 +14,7 @@ import pytest
 
 from tfm.analysis.attention_maps import AttentionMaps
 from tfm.analysis.attention_page import attention_page, write_attention_page
-from tfm.analysis.attention_plots import draw_head, draw_maps
+from tfm.analysis.attention_plots import _label, _picture, draw_head, draw_maps
 
 TOKENS = ["▁the", "<script>alert(1)</script>", "$x^2$", "שלום", "مرحبا", "注意", "&amp;", "\u2028", "", "\x00"]
 HOSTILE = '</script><script>document.body.innerHTML = "broken"</script><!--'
@@ -65,6 +65,30 @@ def test_pictures_of_awkward_tokens(tmp_path):
         draw_head(weights_of(40, 40), tokens, tokens, tmp_path / "one.png")
     height, width, _ = imread(tmp_path / "one.png").shape
     assert height > 1200 and width > 1200, "fewer than 20 pixels a token beside the labels"
+
+
+def ink(text, path):
+    """The part of a picture that a text covers."""
+    from matplotlib.image import imread
+
+    with _picture(path, (2, 1)) as figure:
+        figure.text(0.5, 0.5, text, parse_math=False, fontsize=20, ha="center")
+    dark = imread(path)[..., 0] < 0.5
+    return dark[np.ix_(dark.any(1), dark.any(0))]
+
+
+def test_right_to_left_words_are_ordered_and_joined(tmp_path):
+    """Hebrew looks like its letters from the last to the first in left-to-right order; joined Arabic is narrower."""
+    word = "שלום"
+    np.testing.assert_array_equal(ink(word, tmp_path / "a.png"), ink("\u202d" + word[::-1], tmp_path / "b.png"))
+    letters = "كتاب"
+    joined, apart = (ink(text, tmp_path / "c.png").shape[1] for text in (letters, "\u200c".join(letters)))
+    assert joined < 0.8 * apart
+
+
+def test_a_character_without_a_glyph_becomes_its_number():
+    assert _label("a\U00012000") == "a<12000>", "no common font has cuneiform"
+    assert _label("é") == "é"
 
 
 def test_a_picture_shows_the_weights_in_their_places(tmp_path):
