@@ -1,3 +1,5 @@
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -37,6 +39,30 @@ def test_count_penalty_counts_generated_tokens(length):
         for token in set(TOKENS[row, P:length].tolist()):
             expected[row, token] -= 0.5 + 0.25 * np.sum(TOKENS[row, P:length] == token)
     np.testing.assert_allclose(ours, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("length", [P, P + 1, P + L - 2, P + L - 1])
+def test_forced_tokens_are_those_of_transformers(length):
+    forced = rules.Forced(first=(4,), last=(6, 7))
+    limits = jnp.full(6, L)
+    ours = forced(jnp.array(LOGITS), dataclasses.replace(history(length), limit=limits))
+    first = hf.ForcedBOSTokenLogitsProcessor(4)  # it looks for the second token of all: the prompt is one to it
+    last = hf.ForcedEOSTokenLogitsProcessor(P + L, [6, 7])
+    tokens = torch.tensor(TOKENS[:, P - 1 : length]).long()
+    expected = last(torch.tensor(TOKENS[:, :length]).long(), first(tokens, torch.tensor(LOGITS)))
+    np.testing.assert_array_equal(ours, expected.numpy())
+
+
+def test_the_forced_end_goes_by_the_limit_of_the_row():
+    limits = jnp.array([1, 2, 3, 2, 5, 1])
+    ours = rules.Forced(last=(6,))(jnp.array(LOGITS), dataclasses.replace(history(P + 1), limit=limits))
+    assert (np.isinf(np.asarray(ours)).sum(axis=1) == [0, V - 1, 0, V - 1, 0, 0]).all()
+
+
+def test_a_least_length_may_count_the_prompt():
+    tokens = jnp.array([[-1, 2, 3, 4, -1, -1], [1, 2, 3, 4, -1, -1]])  # prompts of 2 and 3, one new token
+    ours = rules.MinLength(4, (0,), prompt=True)(History(tokens, jnp.int32(4), 3, V))
+    assert ours[:, 0].tolist() == [False, True] and bool(jnp.all(ours[:, 1:]))
 
 
 def test_logit_bias_is_that_of_transformers():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
+import types
 from pathlib import Path
 
 import jax
@@ -30,7 +32,7 @@ def permuted(weight, heads):
     return weight.reshape(heads, 2, -1, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)
 
 
-def write(path, model, change=lambda writer: None):
+def write(path, model, change=lambda writer: None, *, base=10000.0):
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_block_count(2)
     writer.add_context_length(64)
@@ -39,7 +41,7 @@ def write(path, model, change=lambda writer: None):
     writer.add_head_count(4)
     writer.add_head_count_kv(2)
     writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_freq_base(10000.0)
+    writer.add_rope_freq_base(base)
     writer.add_rope_dimension_count(8)
     writer.add_tokenizer_model("llama")
     pieces = ["<unk>", "<s>", "</s>", "c", "d", "\u2581", "a", "b", "ab", "\u2581ab"]
@@ -97,6 +99,68 @@ def test_the_tokenizer_comes_from_the_metadata(tmp_path, model):
     bundle = tfm.load(tmp_path / "m.gguf")
     assert bundle.source_ids("ab") == [1, 9] and bundle.tokenizer.decode([9, 8]) == "abab"
     assert bundle.special.eos_ids == (2,)
+
+
+def rope_factors(config):
+    """The divisors that llama.cpp's converter writes for Llama 3.1 and later."""
+    plain = config.rope_theta ** -(np.arange(0, 8, 2) / 8)
+    wavelengths, factors = 2 * np.pi / plain, []
+    for wavelength in wavelengths:
+        if wavelength < config.original / config.high:
+            factors.append(1.0)
+        elif wavelength > config.original / config.low:
+            factors.append(config.factor)
+        else:
+            smooth = (config.original / wavelength - config.low) / (config.high - config.low)
+            factors.append(1 / ((1 - smooth) / config.factor + smooth))
+    return np.array(factors, np.float32)
+
+
+@pytest.mark.parametrize("original, base, kind", [(8192, 5e5, "llama3"), (40, 1e4, "factors")])
+def test_frequencies_divided_as_the_file_says(tmp_path, model, original, base, kind):
+    torch_kind = {"rope_type": "llama3", "rope_theta": base, "factor": 8.0, "low_freq_factor": 1.0,
+                  "high_freq_factor": 4.0, "original_max_position_embeddings": original}
+    scaled = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, rope_parameters=torch_kind)).eval()
+    factors = rope_factors(types.SimpleNamespace(rope_theta=base, factor=8.0, low=1.0, high=4.0, original=original))
+    write(tmp_path / "m.gguf", model, lambda writer: writer.add_tensor("rope_freqs.weight", factors), base=base)
+    scaled.load_state_dict(model.state_dict())
+    config, params = from_gguf(tmp_path / "m.gguf")
+    assert config.rotary_scaling.kind == kind
+    ids = np.random.default_rng(0).integers(0, 32, (1, 40))
+    with torch.no_grad():
+        theirs = scaled(torch.tensor(ids)).logits.numpy()
+    ours = jax.jit(tfm.build(config).apply)({"params": params}, jnp.asarray(ids, jnp.int32))
+    np.testing.assert_allclose(ours, theirs, atol=2e-4)
+    plain = tfm.build(dataclasses.replace(config, rotary_scaling=None))
+    assert np.max(np.abs(ours - jax.jit(plain.apply)({"params": params}, jnp.asarray(ids, jnp.int32)))) > 2e-3
+
+
+@pytest.mark.parametrize("change, message", [
+    (lambda writer: writer.add_string("general.type", "adapter"), "general.type is 'adapter'"),
+    (lambda writer: writer.add_uint32("split.count", 3), "split.count is 3"),
+    (lambda writer: writer.add_string("clip.projector_type", "mlp"), "not known: clip.projector_type"),
+    (lambda writer: writer.add_string("llama.rope.scaling.type", "longrope"), "longrope"),
+])
+def test_parts_of_models_and_unknown_settings_are_refused(tmp_path, model, change, message):
+    write(tmp_path / "m.gguf", model, change)
+    with pytest.raises(ValueError, match=message):
+        from_gguf(tmp_path / "m.gguf")
+
+
+def test_rope_scaling_of_the_metadata(tmp_path, model):
+    def change(writer):
+        writer.add_string("llama.rope.scaling.type", "linear")
+        writer.add_float32("llama.rope.scaling.factor", 2.0)
+
+    write(tmp_path / "m.gguf", model, change)
+    scaling = from_gguf(tmp_path / "m.gguf")[0].rotary_scaling
+    assert (scaling.kind, scaling.factor) == ("linear", 2.0)
+
+
+def test_settings_of_a_tokenizer_that_nobody_knows_are_refused(tmp_path, model):
+    write(tmp_path / "m.gguf", model, lambda writer: writer.add_bool("tokenizer.ggml.new_trick", True))
+    with pytest.raises(ValueError, match=r"tokenizer\.ggml\.new_trick is True"):
+        tfm.load(tmp_path / "m.gguf")
 
 
 def test_metadata_that_nobody_knows_are_refused(tmp_path, model):
