@@ -47,6 +47,12 @@ def test_buckets_of_pairs_hold_every_pair_and_pad_less_than_square_ones() -> Non
     assert sum(bucket) < 0.96 * sum(squares)
 
 
+def test_very_long_pairs_have_coarse_buckets() -> None:
+    sides = np.array([[100, 7], [50_000, 20_001], [100_003, 40_000]])
+    chosen = choose_sides(sides, 3)
+    assert chosen[-1] == (100_003, 40_000) and all(any(s >= a and t >= b for s, t in chosen) for a, b in sides)
+
+
 def test_a_pair_of_buckets_is_the_best_there_is() -> None:
     sides = np.array([[3, 4], [3, 5], [4, 4], [9, 2], [10, 12], [11, 12], [2, 12]])
     best = min(

@@ -9,6 +9,7 @@ import numpy as np
 
 Example = Mapping[str, np.ndarray]
 Batch = dict[str, np.ndarray]
+_FINEST = 1024  # lengths of pairs' buckets are told apart to one part in so many
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def choose_sides(sides: np.ndarray, count: int) -> list[tuple[int, int]]:
     """Buckets for pairs that pad little: (source length, target length), both growing from bucket to bucket.
 
     Each pair goes to the first bucket that holds both of its sides. The lengths are found by coordinate descent on the
-    number of positions, from lengths that grow by a constant factor.
+    number of positions, from lengths that lie as densely as the square root of the examples' number does.
 
     Args:
       sides: [N, 2] int, lengths of source and target.
@@ -85,12 +86,16 @@ def choose_sides(sides: np.ndarray, count: int) -> list[tuple[int, int]]:
     """
     if not len(sides):
         return [(8, 8)]
+    unit = -(-int(sides.max()) // _FINEST)
+    if unit > 1:
+        most = sides.max(axis=0)
+        return [(min(s * unit, int(most[0])), min(t * unit, int(most[1])))
+                for s, t in choose_sides(-(-sides // unit), count)]
     longest = sides.max(axis=0)
     number = np.zeros(longest + 1, np.int64)
     np.add.at(number, (sides[:, 0], sides[:, 1]), 1)
     fitting = number.cumsum(axis=0).cumsum(axis=1)  # pairs that fit (s, t)
-    edges = [(0, 0), *(tuple(np.ceil(longest * float(longest.max()) ** (i / count - 1)).astype(int).tolist())
-                       for i in range(1, count + 1))]
+    edges = [(0, 0), *_first_guess(sides, longest, count), tuple(longest.tolist())]
 
     def cost(i: int) -> int:
         """Positions of the buckets that end or begin at edge i."""
@@ -113,6 +118,15 @@ def choose_sides(sides: np.ndarray, count: int) -> list[tuple[int, int]]:
         step = step if improved else step // 2
     used = [i for i in range(1, count + 1) if fitting[edges[i]] > fitting[edges[i - 1]]]
     return [edges[i] for i in used]
+
+
+def _first_guess(sides: np.ndarray, longest: np.ndarray, count: int) -> list[tuple[int, int]]:
+    """`count` - 1 buckets in the proportion of all tokens."""
+    density = np.sqrt(np.bincount(sides.sum(axis=1)))
+    share = np.cumsum(density) / density.sum()
+    mean = sides.sum(axis=0) / sides.sum()
+    guess = [np.minimum(np.ceil(mean * np.searchsorted(share, i / count)), longest) for i in range(1, count)]
+    return [(int(s), int(t)) for s, t in guess]
 
 
 def batch_shapes(buckets: Sequence[Sequence[int]], tokens_per_batch: int, multiple_of: int = 1) -> list[BatchShape]:
