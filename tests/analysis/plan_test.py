@@ -23,6 +23,10 @@ PRESETS = ("transformer_base", "transformer_big", "bert_base", "gpt2", "t5_small
            "mistral")
 EIGHT_DEVICES = """
 import json, jax
+from jax.sharding import NamedSharding, PartitionSpec
+from tfm.analysis.hlo import parse_program
+from tfm.ops.losses import fused_cross_entropy_sum
+from tfm.parallel.mesh import make_mesh
 from tfm.cli.plan import compile_step, use_host_devices
 from tfm.analysis.plan import make_plan
 from tfm.analysis.devices import find_device
@@ -41,6 +45,16 @@ for name, mesh in (("data", {"data": 8}), ("mixed", {"data": 2, "fsdp": 2, "tens
                    - stats.alias_size_in_bytes, "params": sum(x.size for x in jax.tree.leaves(state.params)),
                    "reduced": sum(c.size * c.count for c in plan.collectives if c.kind == "all-reduce"),
                    "flops": plan.flops}
+
+mesh = make_mesh("data=8", jax.devices())
+spread, whole = NamedSharding(mesh, PartitionSpec("data")), NamedSharding(mesh, PartitionSpec())
+shapes = [jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for shape, dtype, sharding in (
+    ((16, 64, 8), "float32", spread), ((32, 8), "float32", whole), ((16, 64), "int32", spread))]
+for parts in ((1, 1), (8, 1)):
+    loss = lambda hidden, embedding, targets: fused_cross_entropy_sum(hidden, embedding, targets, chunk_size=64,
+                                                                      parts=parts)
+    text = jax.jit(jax.grad(loss, (0, 1))).lower(*shapes).compile().as_text()
+    found[f"loss in {parts[0]}"] = sum(c.size * c.count for c in parse_program(text).collectives())
 print(json.dumps(found))
 """
 
@@ -66,6 +80,12 @@ def test_copies_sum_their_gradients(eight_devices):
     found = eight_devices["data"]
     assert found["memory"]["parameters"] == 4 * found["params"]
     assert found["reduced"] >= 4 * found["params"]
+
+
+def test_the_losss_gradient_of_the_embedding_is_summed_once(eight_devices):
+    """[32, 8] in float32 and nothing else of size, in place of once for each of the 16 chunks."""
+    assert 4 * 32 * 8 <= eight_devices["loss in 8"] <= 1.1 * 4 * 32 * 8
+    assert eight_devices["loss in 1"] >= 16 * 4 * 32 * 8
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -72,9 +72,9 @@ def test_buckets_give_every_pair_once_an_epoch(pad_is_eos: bool) -> None:
         epochs.append([pair for batch in made for pair in pairs_of(batch)])
         assert sorted(epochs[-1]) == sorted(splits.train)
     assert epochs[0] != epochs[1] != epochs[2]
-    positions = sum(batch["source"].size for batch in made)
-    longer = sum(max(len(s), len(t)) + 1 for s, t in splits.train)
-    assert batches.padding_share == pytest.approx(1 - longer / positions)
+    positions = sum(batch["source"].size + batch["target"].size for batch in made)
+    ids = sum(len(s) + len(t) + 2 for s, t in splits.train)
+    assert batches.padding_share == pytest.approx(1 - ids / positions)
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ def test_classification() -> None:
         if mask.any()
     }
     assert rows == {"good": 1, "bad": 0, "fine": 1} and batch["weights"].sum() == 3
-    with pytest.raises(ValueError, match="'meh' is not among the training labels"):
+    with pytest.raises(ValueError, match="line 1 has the label 'meh', which is not among those of the training text: neg, pos"):
         make_eval_batches(config, TOKENIZER, splits, splits.valid)
     with pytest.raises(ValueError, match=r"data\.batching is 'pack'"):
         make_train_iterator(make_config(task="classify", batching="pack"), TOKENIZER, splits)

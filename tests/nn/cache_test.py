@@ -9,13 +9,13 @@ import pytest
 
 from tfm.config import AttentionPattern, ModelConfig
 from tfm.models.presets import mistral, transformer_base
-from tfm.nn.cache import KeyValue, Slots, cache_bytes, init_cache, plan, quantize, store
+from tfm.nn.cache import KeyValue, Slots, by_head, cache_bytes, init_cache, plan, quantize, store
 from tfm.ops.linear import LinearState
 
 
 def empty(size, ring, rows=2):
     slots = Slots(jnp.zeros((rows, size), jnp.int32), jnp.zeros((rows, size), bool), jnp.zeros(rows, jnp.int32), ring)
-    return slots, KeyValue(jnp.zeros((rows, 1, size, 1)), jnp.zeros((rows, 1, size, 1)))
+    return slots, KeyValue(jnp.zeros((rows, 1, 1, size)), jnp.zeros((rows, 1, size, 1)))
 
 
 def run(size, ring, masks):
@@ -28,12 +28,12 @@ def run(size, ring, masks):
         past = past + mask.sum(1)
         slots, where = plan(slots, jnp.asarray(positions, jnp.int32), jnp.asarray(mask))
         new = jnp.asarray(positions, jnp.float32)[:, :, None, None]
-        layer, key, _ = store(layer, new, 10 * new, where)
-        seen = np.asarray(key)[:, :, 0, 0]
+        layer, keys = store(layer, new, 10 * new, where)
+        seen = np.asarray(keys.key)[:, 0, 0]
         assert (seen == np.asarray(where.positions))[np.asarray(where.valid)].all(), "keys and positions went apart"
-        valid, stored = np.asarray(slots.valid), np.asarray(layer.key)[:, 0, :, 0]
+        valid, stored = np.asarray(slots.valid), np.asarray(layer.key)[:, 0, 0]
         assert (stored == np.asarray(slots.positions))[valid].all()
-        np.testing.assert_array_equal(layer.value, 10 * layer.key)
+        np.testing.assert_array_equal(layer.value[..., 0], 10 * layer.key[:, :, 0])
         held.append([sorted(int(x) for x in row[ok]) for row, ok in zip(stored, valid, strict=True)])
     return held
 
@@ -59,15 +59,17 @@ def test_a_whole_cache_keeps_all_real_tokens():
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
 def test_int8_is_within_half_a_step_of_each_vector(scale):
     x = jnp.asarray(scale * np.random.default_rng(0).normal(size=(2, 5, 3, 16)), jnp.float32)
-    stored = quantize(x, x)
-    assert stored.key.dtype == jnp.int8 and stored.key_scale.shape == (2, 5, 3, 1)
-    error = np.abs(np.asarray(stored.key) * np.asarray(stored.key_scale, np.float64) - np.asarray(x))
-    assert (error <= np.abs(np.asarray(x)).max(-1, keepdims=True) / 127 / 2 * 1.001).all()
+    stored = quantize(by_head(x, x))
+    assert stored.key.dtype == jnp.int8 and stored.key_scale.shape == (2, 3, 1, 5)
+    error = np.abs(np.asarray(stored.key) * np.asarray(stored.key_scale, np.float64) - by_head(x, x).key)
+    assert (error <= np.abs(by_head(x, x).key).max(2, keepdims=True) / 127 / 2 * 1.001).all()
+    error = np.abs(np.asarray(stored.value) * np.asarray(stored.value_scale, np.float64) - by_head(x, x).value)
+    assert (error <= np.abs(by_head(x, x).value).max(3, keepdims=True) / 127 / 2 * 1.001).all()
 
 
 def test_int8_of_a_zero_vector_is_zero():
-    stored = quantize(jnp.zeros((1, 1, 1, 4)), jnp.zeros((1, 1, 1, 4)))
-    np.testing.assert_array_equal(stored.key * stored.key_scale, np.zeros((1, 1, 1, 4)))
+    stored = quantize(by_head(jnp.zeros((1, 1, 1, 4)), jnp.zeros((1, 1, 1, 4))))
+    np.testing.assert_array_equal(stored.key * stored.key_scale, np.zeros((1, 1, 4, 1)))
 
 
 def test_size_of_the_base_models_cache():
@@ -98,5 +100,5 @@ def test_every_leaf_starts_with_the_batch():
     cache = init_cache(config, 5, 7, dtype="int8")
     assert {leaf.shape[0] for leaf in jax.tree.leaves(cache)} == {5}
     assert isinstance(cache.layers[0], LinearState) and isinstance(cache.layers[1], KeyValue)
-    assert [layer.key.shape[2] for layer in cache.layers[1:3]] == [3, 7]
+    assert [layer.value.shape[2] for layer in cache.layers[1:3]] == [3, 7]
     assert [slots.ring for slots in cache.slots] == [True, False]

@@ -114,14 +114,14 @@ def test_fused_loss_of_each_token(form: dict, chunk_size: int) -> None:
     _compare(got_gradients, gradients)
 
 
+@pytest.mark.parametrize("parts", [(1, 1), (B, 1), (1, T)])
 @pytest.mark.parametrize("form", FORMS, ids=str)
-def test_fused_sum(form: dict) -> None:
+def test_fused_sum(form: dict, parts: tuple[int, int]) -> None:
     x = _inputs(2)
     outer = np.float64(-0.37)
     losses, gradients = _torch_gradients(x, outer, form)
-    got, got_gradients = _value_and_gradients(
-        _float32(x), jnp.float32(outer), function=fused_cross_entropy_sum, chunk_size=9, **form
-    )
+    function = functools.partial(fused_cross_entropy_sum, parts=parts)
+    got, got_gradients = _value_and_gradients(_float32(x), jnp.float32(outer), function=function, chunk_size=9, **form)
     np.testing.assert_allclose(got, losses.sum(), rtol=1e-5)
     _compare(got_gradients, gradients)
 

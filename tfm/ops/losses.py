@@ -79,7 +79,8 @@ def fused_cross_entropy(hidden: jax.Array, embedding: jax.Array, targets: jax.Ar
 
 def fused_cross_entropy_sum(hidden: jax.Array, embedding: jax.Array, targets: jax.Array, *, smoothing: float = 0.0,
                             weights: jax.Array | None = None, bias: jax.Array | None = None,
-                            softcap: float | None = None, chunk_size: int = 1024) -> jax.Array:
+                            softcap: float | None = None, chunk_size: int = 1024,
+                            parts: tuple[int, int] = (1, 1)) -> jax.Array:
     """Sum of the weighted losses of `fused_cross_entropy`, whose gradients are made in the forward pass.
 
     The gradients of a sum need nothing from the backward pass but one number to multiply them by, so each chunk of
@@ -87,6 +88,8 @@ def fused_cross_entropy_sum(hidden: jax.Array, embedding: jax.Array, targets: ja
 
     Args:
         hidden, embedding, targets, smoothing, weights, bias, softcap, chunk_size: see `fused_cross_entropy`.
+        parts: numbers of equal parts into which devices split the [B, T] tokens along each axis. Each part sums its
+            own gradient of the embedding, so that devices exchange it once, and not once a chunk.
 
     Returns:
         scalar float32, in nats; divide it by the sum of the weights to get the mean.
@@ -101,7 +104,9 @@ def fused_cross_entropy_sum(hidden: jax.Array, embedding: jax.Array, targets: ja
         2.0794
     """
     _check_fused(hidden, embedding, targets, weights, bias, smoothing, softcap, chunk_size)
-    form = _Form(smoothing, softcap, chunk_size)
+    if parts != (1, 1) and (targets.ndim != 2 or targets.shape[0] % parts[0] or targets.shape[1] % parts[1]):
+        raise ValueError(f"parts are {parts}, but they must divide the shape {targets.shape} of the tokens")
+    form = _Form(smoothing, softcap, chunk_size, parts)
     weights = jnp.ones(targets.shape, jnp.float32) if weights is None else weights.astype(jnp.float32)
     return _summed(hidden, embedding, bias, weights, targets, form)
 
@@ -112,6 +117,7 @@ class _Form(NamedTuple):
     smoothing: float
     softcap: float | None
     chunk_size: int
+    parts: tuple[int, int] = (1, 1)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
@@ -142,7 +148,7 @@ def _summed(hidden: jax.Array, embedding: jax.Array, bias: jax.Array | None, wei
 
 def _summed_forward(hidden: jax.Array, embedding: jax.Array, bias: jax.Array | None, weights: jax.Array,
                     targets: jax.Array, form: _Form) -> tuple[jax.Array, tuple]:
-    losses, gradients = _scan_gradients(hidden, embedding, bias, weights, targets, form)
+    losses, gradients = _parted_gradients(hidden, embedding, bias, weights, targets, form)
     return jnp.sum(losses * weights), (*gradients, losses)
 
 
@@ -204,6 +210,29 @@ def _scan_gradients(hidden: jax.Array, embedding: jax.Array, bias: jax.Array | N
     if bias is not None and d_bias is not None:
         d_bias = d_bias.at[targets].add(-gold).astype(bias.dtype)
     return losses, (d_hidden, d_matrix.astype(embedding.dtype), d_bias)
+
+
+def _parted_gradients(hidden: jax.Array, embedding: jax.Array, bias: jax.Array | None, weights: jax.Array,
+                      targets: jax.Array, form: _Form) -> tuple[jax.Array, tuple]:
+    """`_scan_gradients`, each part of the tokens by itself; gradients of embedding and bias are summed at the end."""
+    rows, columns = form.parts
+    if rows * columns == 1:
+        return _scan_gradients(hidden, embedding, bias, weights, targets, form)
+    form = form._replace(chunk_size=max(1, form.chunk_size // (rows * columns)))
+
+    def cut(x: jax.Array) -> jax.Array:  # [B, T, ...] -> [rows, columns, B / rows, T / columns, ...]
+        x = x.reshape(rows, x.shape[0] // rows, columns, x.shape[1] // columns, *x.shape[2:])
+        return jnp.moveaxis(x, 2, 1)
+
+    def join(x: jax.Array) -> jax.Array:
+        x = jnp.moveaxis(x, 1, 2)
+        return x.reshape(x.shape[0] * x.shape[1], x.shape[2] * x.shape[3], *x.shape[4:])
+
+    one = functools.partial(_scan_gradients, form=form)
+    each = jax.vmap(jax.vmap(lambda h, w, t: one(h, embedding, bias, w, t)))
+    losses, (d_hidden, d_embedding, d_bias) = each(cut(hidden), cut(weights), cut(targets))
+    d_bias = None if d_bias is None else jnp.sum(d_bias, axis=(0, 1))
+    return join(losses), (join(d_hidden), jnp.sum(d_embedding, axis=(0, 1)), d_bias)
 
 
 def _loss_parts(logits: jax.Array, targets: jax.Array, weights: jax.Array, form: _Form) -> tuple[jax.Array, ...]:

@@ -13,6 +13,7 @@ from flax import linen as nn
 from tfm.config import ModelConfig
 from tfm.models.output import output_matrix
 from tfm.ops.losses import fused_cross_entropy_sum, label_smoothed_cross_entropy
+from tfm.parallel.sequence import AXIS, in_ring_order, mesh_parts
 
 Params = Any
 Batch = Mapping[str, Any]
@@ -50,18 +51,36 @@ def make_loss(model: nn.Module, config: ModelConfig, *, smoothing: float = 0.0) 
         return {"loss": jnp.sum(losses), "weight": jnp.sum(weights), "right": jnp.sum(right * weights)}
 
     def loss(params: Params, batch: Batch, key: jax.Array | None) -> dict[str, jax.Array]:
+        batch = right_padded_positions(batch) | dict(batch)
+        if _any_order(config, key):
+            batch = in_ring_order(batch)
         tokens = [batch[name] for name in ("source", "target", "tokens") if name in batch]
-        given = right_padded_positions(batch) | {name: batch[name] for name in MODEL_INPUTS if name in batch}
+        given = {name: batch[name] for name in MODEL_INPUTS if name in batch}
         rngs = {} if key is None else {"dropout": key}
         hidden: Any = model.apply({"params": params}, *tokens, **given, deterministic=key is None, rngs=rngs,
                              method="hidden")
         matrix, bias = output_matrix(config, params)
         with jax.named_scope("loss"):
             total = fused_cross_entropy_sum(hidden, matrix, batch["labels"], smoothing=smoothing,
-                                            weights=batch["weights"], bias=bias, softcap=config.logit_softcap)
+                                            weights=batch["weights"], bias=bias, softcap=config.logit_softcap,
+                                            parts=_parts(batch["labels"].shape))
         return {"loss": total, "weight": jnp.sum(batch["weights"].astype(jnp.float32))}
 
     return class_loss if config.num_classes else loss
+
+
+def _any_order(config: ModelConfig, key: jax.Array | None) -> bool:
+    """Whether the tokens of a causal decoder may stand in any order: dropout and linear attention go by their places.
+    """
+    rates = config.dropout_rate, config.attention_dropout_rate, config.activation_dropout_rate
+    linear = any(pattern.kind == "linear" for pattern in config.attention_pattern)
+    return not config.is_encoder_only and not linear and (key is None or not any(rates))
+
+
+def _parts(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Parts of rows and of positions that the current mesh makes of [B, T]."""
+    rows, positions = mesh_parts("data", "fsdp"), mesh_parts(AXIS)
+    return (rows, positions) if shape[0] % rows == shape[1] % positions == 0 else (1, 1)
 
 
 def right_padded_positions(batch: Batch) -> dict[str, np.ndarray]:
