@@ -120,19 +120,23 @@ class GenerationOptions:
         Args:
             eos_ids: ids that end an output.
             pad_id: what fills up rows.
-            reweight: further rules that change the choice.
+            reweight: further rules that change the choice; where one of them is `Forced`, it goes before all others.
             allow: further rules that say what may come next.
             encode: text to ids, for `bad_words` and `prefix`.
 
         Raises:
             ValueError: options that cannot work together.
         """
+        forced = next((rule for rule in reweight if isinstance(rule, rules.Forced)), rules.Forced())
+        allow = [*allow, *self._allow(eos_ids, encode, forced.first)]
+        if forced != rules.Forced():
+            allow = [rules.UnlessForced(rule, forced) for rule in allow]
         return Search(
             beam_size=self.n_best if self.beam_size is None else self.beam_size,
             alpha=0.0 if self.alpha is None else self.alpha, length_penalty=self.length_penalty,
             early_stopping=self.early_stopping or False, n_best=self.n_best, temperature=self.temperature,
             top_k=self.top_k, top_p=self.top_p, min_p=self.min_p, typical_p=self.typical_p, eos_ids=eos_ids,
-            pad_id=pad_id, reweight=(*reweight, *self._reweight()), allow=(*allow, *self._allow(eos_ids, encode)),
+            pad_id=pad_id, reweight=(*reweight, *self._reweight()), allow=tuple(allow),
             groups=self.groups, diversity=self.diversity,
             phrases=() if encode is None else tuple(tuple(encode(phrase)) for phrase in self.phrases),
             cache_dtype=self.cache_dtype, lookup=self.lookup)
@@ -145,7 +149,9 @@ class GenerationOptions:
             chosen.append(rules.CountPenalty(self.presence_penalty, self.frequency_penalty))
         return chosen
 
-    def _allow(self, eos_ids: tuple[int, ...], encode: Callable[[str], list[int]] | None) -> list[Any]:
+    def _allow(self, eos_ids: tuple[int, ...], encode: Callable[[str], list[int]] | None,
+               first: tuple[int, ...]) -> list[Any]:
+        """The rules that the options ask for; `first` are the ids that outputs begin with in any case."""
         chosen: list[Any] = []
         if self.min_length and eos_ids:
             chosen.append(rules.MinLength(self.min_length, eos_ids))
@@ -156,7 +162,7 @@ class GenerationOptions:
         if self.bad_words and encode is not None:
             chosen.append(rules.BadWords(tuple(tuple(encode(word)) for word in self.bad_words)))
         if self.prefix and encode is not None:
-            chosen.append(rules.ForceFirst(tuple(encode(self.prefix))))
+            chosen.append(rules.ForceFirst((*first, *encode(self.prefix))))
         return chosen
 
 

@@ -5,6 +5,7 @@ A reweighting rule is a function (logits [N, V], History) -> logits; an allowing
 so a compiled search can be looked up by them. Any function of the same form will do as well.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax
@@ -107,8 +108,25 @@ class Forced:
             logits = jnp.where((count == history.limit - 1)[:, None], only, logits)
         return logits
 
+    def applies(self, history: History) -> jax.Array:
+        """Where a token is forced: bool [N or 1, 1]."""
+        count = _count(history)
+        at_first = (count < len(self.first)).reshape(1, 1)
+        return at_first if not self.last or history.limit is None else at_first | (count == history.limit - 1)[:, None]
+
 
 # Allowing rules ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class UnlessForced:
+    """An allowing rule that does not hold where a token is forced."""
+
+    rule: Callable[[History], jax.Array]
+    forced: Forced
+
+    def __call__(self, history: History) -> jax.Array:
+        return self.rule(history) | self.forced.applies(history)
 
 
 @dataclass(frozen=True)
