@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
@@ -13,19 +13,21 @@ import jax
 import tyro
 
 from tfm.cli.errors import run_main
+from tfm.cli.init_from import Start, match, open_source, take_tokenizer, with_source
 from tfm.cli.options import parse
 from tfm.cli.processes import ProcessOptions
 from tfm.cli.train_parts import Parts, Peeked
 from tfm.cli.train_summary import summary_rows, trace_rows
 from tfm.config import Config, require
-from tfm.data import Splits, Tokenizer, build_tokenizer, load_splits, load_tokenizer
+from tfm.config_json import load_config
+from tfm.data import Splits, Tokenizer, build_tokenizer, class_names, load_splits, load_tokenizer
 from tfm.parallel.compilation import enable_compilation_cache
 from tfm.parallel.exchange import first_alone, is_first, wait_for_all
 from tfm.parallel.host import huge_pages_hint, keep_freed_memory
 from tfm.parallel.mesh import make_mesh, use_mesh
 from tfm.parallel.processes import together
 from tfm.parallel.rules import sharding_table
-from tfm.training.checkpoint import Checkpoints
+from tfm.training.checkpoint import Checkpoints, checkpoint_steps
 from tfm.training.loop import Run, train
 from tfm.training.metrics import plot_curves
 from tfm.training.report import Reporter, duration, parameter_rows, program_memory
@@ -46,6 +48,9 @@ class TrainOptions:
     """The config of the file, with the options below put in."""
     mesh: str = ""
     """Devices by axis, such as data=2,fsdp=4; -1 takes those that are left. Empty: all devices on data."""
+    init_from: str | None = None
+    """Start from the parameters and the tokenizer of a run folder, a Hugging Face folder or a .gguf file; the same as
+    --train.init-from."""
     dry_run: bool = False
     """Compile the step, print what would run and how each parameter is split, and stop."""
     profile: int = 0
@@ -68,8 +73,10 @@ def run_training(options: TrainOptions, arguments: Sequence[str]) -> int:
     options.processes.start()
     mesh = make_mesh(options.mesh)
     reporter = Reporter(options.config.train.steps, silent=not is_first())
-    config, splits, tokenizer = first_alone(lambda: prepare_run(options.workdir, options.config), "run folder")
-    parts = Parts(config, options.workdir, mesh, splits, tokenizer, reporter, time_out=options.processes.time_out)
+    config, splits, tokenizer, start = first_alone(
+        lambda: prepare_run(options.workdir, starting_config(options), reporter.say), "run folder")
+    parts = Parts(config, options.workdir, mesh, splits, tokenizer, reporter, start,
+                  time_out=options.processes.time_out)
     checkpoints = Checkpoints(options.workdir, keep=config.train.keep, say=reporter.say)
     try:
         run, state = parts.start(checkpoints)
@@ -115,18 +122,46 @@ def _train(run: Run, state: TrainState) -> int:
         raise
 
 
-def prepare_run(folder: Path, config: Config) -> tuple[Config, Splits, Tokenizer]:
-    """Open the data, make or load the tokenizer, resolve the config and write both to the run folder."""
+def starting_config(options: TrainOptions) -> Config:
+    """The config with `--init-from` put in."""
+    config, given = options.config, options.init_from
+    if given is None:
+        return config
+    require(config.train.init_from in (None, given), "--init-from", given,
+            f"train.init_from is {config.train.init_from!r}: give one of the two")
+    return config.replace(train=replace(config.train, init_from=given))
+
+
+def prepare_run(folder: Path, config: Config,
+                say: Callable[[str], None]) -> tuple[Config, Splits, Tokenizer, Start | None]:
+    """Open the data, make or load the tokenizer, resolve the config and write both to the run folder.
+
+    The last result is what the parameters start from; None: from random numbers, or from the run's own checkpoints.
+    """
     splits = load_splits(config.data, config.train.seed)
-    if (folder / CONFIG).is_file() and (folder / TOKENIZER).is_file():
+    started = (folder / CONFIG).is_file() and (folder / TOKENIZER).is_file()
+    given, source = config.train.init_from, None
+    if given is not None and not checkpoint_steps(folder):
+        source = open_source(given, say)
+    if source is not None:
+        config = with_source(config, source.model)
+    elif given is not None and started:
+        config = with_source(config, load_config(folder / CONFIG).model)
+    folder.mkdir(parents=True, exist_ok=True)
+    if started:
         tokenizer = load_tokenizer(folder / TOKENIZER)
+    elif source is not None:
+        tokenizer = take_tokenizer(source, config)
     else:
-        folder.mkdir(parents=True, exist_ok=True)
         tokenizer = build_tokenizer(config.data, splits, folder / TOKENIZER, seed=config.train.seed)
-    config = resolve_config(config, tokenizer.vocab_size)
+    labels = (config.data.labels or class_names(splits)) if config.data.task == "classify" else ()
+    config = resolve_config(config, tokenizer.vocab_size if given is None else config.model.vocab_size, labels)
+    start = None if source is None else Start(source, match(source, config.model))
     if is_first():
+        if source is not None and not started:
+            source.save_files(folder)
         open_run(folder, config)
-    return config, splits, tokenizer
+    return config, splits, tokenizer, start
 
 
 def announce(parts: Parts, run: Run, state: TrainState, options: TrainOptions) -> None:

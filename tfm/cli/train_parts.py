@@ -13,15 +13,17 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
+from tfm.cli.init_from import Start
 from tfm.config import Config
 from tfm.data import EvalBatches, Splits, Tokenizer, TrainIterator, make_eval_batches, make_train_iterator
 from tfm.models import build, init_params
+from tfm.models.adapters import join_params, trainable
 from tfm.parallel.exchange import first_alone, from_first, is_first
 from tfm.parallel.mesh import use_mesh
 from tfm.parallel.processes import batch_part, whole_copy
-from tfm.parallel.rules import batch_shards, parameter_shardings, place_whole_batch, state_shardings
+from tfm.parallel.rules import batch_shards, place_whole_batch, state_shardings
 from tfm.parallel.watch import Watch
-from tfm.training.checkpoint import Checkpoints, find_checkpoint, load_checkpoint_params
+from tfm.training.checkpoint import Checkpoints
 from tfm.training.evaluation import (
     StopCheck,
     Translation,
@@ -66,6 +68,8 @@ class Parts:
     splits: Splits
     tokenizer: Tokenizer
     reporter: Reporter
+    start_from: Start | None = None
+    """What the parameters start from."""
     time_out: float = 60.0
     """Seconds without a pulse after which another process is lost."""
 
@@ -91,7 +95,7 @@ class Parts:
             batches.set_state(data_state)
         loss = make_loss(self.model, config.model, smoothing=config.optimizer.label_smoothing)
         update = make_train_step(loss, optimizer, accumulate=config.optimizer.accumulate,
-                                 ema_decay=config.optimizer.ema_decay)
+                                 ema_decay=config.optimizer.ema_decay, trainable=trainable(config.model))
         step = ByShape(jax.jit(update, donate_argnums=0, out_shardings=(shardings, None)))
         writer = MetricsWriter(self.folder, start_step=int(state.step)) if is_first() else None
         run = Run(config, self.folder, self.mesh, step, Peeked(batches), schedule, self.evaluation(), checkpoints,
@@ -110,8 +114,9 @@ class Parts:
         config = self.config
 
         def fresh(params: Params | None = None) -> TrainState:
-            return init_state(lambda key: init_params(config.model, key) if params is None else params, optimizer,
-                              config.train.seed, ema=config.optimizer.ema_decay is not None)
+            return init_state(lambda key: join_params(init_params(config.model, key), params or {}), optimizer,
+                              config.train.seed, ema=config.optimizer.ema_decay is not None,
+                              trainable=trainable(config.model))
 
         shapes = jax.eval_shape(fresh)
         shardings = state_shardings(shapes, self.mesh)
@@ -120,27 +125,13 @@ class Parts:
         if restored is not None:
             return restored.state, shardings, restored.data_state
         with use_mesh(self.mesh):
-            given = () if config.train.init_from is None else (self.given_params(shapes.params),)
+            given = () if self.start_from is None else (self.given_params(self.start_from),)
             return jax.jit(fresh, out_shardings=shardings)(*given), shardings, None
 
-    def given_params(self, shapes: Any) -> Params:
-        """The parameters of `train.init_from`, which must fit the model."""
-        path = Path(str(self.config.train.init_from))
-        if not path.exists():
-            raise FileNotFoundError(f"train.init_from {path} does not exist")
-        if (path / "checkpoints").is_dir():
-            path = find_checkpoint(path, say=self.reporter.say)
-        if path.parent.name == "checkpoints":
-            params = load_checkpoint_params(path, sharding=lambda s: parameter_shardings(s, self.mesh))
-        else:
-            from tfm.bundle import load
-
-            params = load(path).params
-        _require_same_shapes(params, shapes, path)
-        if path.parent.name == "checkpoints":
-            return params
-        host = jax.tree.map(lambda x, s: np.asarray(x, s.dtype), params, shapes)
-        return jax.device_put(host, parameter_shardings(shapes, self.mesh))
+    def given_params(self, start: Start) -> Params:
+        """The parameters that `train.init_from` gives: some, or all."""
+        self.reporter.table("initial parameters", start.rows(self.config.model))
+        return start.params(self.config.model, self.mesh)
 
     def evaluation(self) -> Any:
         """What happens at each evaluation, or None without a validation split."""
@@ -180,15 +171,17 @@ class Parts:
 
     def translation(self) -> Translation | None:
         """The validation sentences that are translated while training."""
-        from tfm.bundle import Bundle, run_special
+        from tfm.bundle import Bundle, special_of_run
 
         config, count = self.config, self.config.train.eval_sentences
         if config.data.task != "translate" or not count:
             return None
         sources, references = (list(column[:count]) for column in self.splits.valid.columns)
 
+        special = special_of_run(self.folder, config, self.tokenizer)
+
         def translate(params: Params, texts: list[str]) -> list[str]:
-            bundle = Bundle(config, params, self.tokenizer, run_special(config, self.tokenizer))
+            bundle = Bundle(config, params, self.tokenizer, special)
             return bundle.translate(texts, too_long="cut")
 
         return Translation(translate, sources, references)
@@ -203,15 +196,3 @@ class Parts:
             if any(rows):
                 lines.append("\t".join(self.tokenizer.decode(row) for row in rows))
         return lines
-
-
-def _require_same_shapes(params: Params, shapes: Any, path: Path) -> None:
-    ours = {jax.tree_util.keystr(k, simple=True, separator="/"): x.shape
-            for k, x in jax.tree_util.tree_leaves_with_path(shapes)}
-    theirs = {jax.tree_util.keystr(k, simple=True, separator="/"): x.shape
-              for k, x in jax.tree_util.tree_leaves_with_path(params)}
-    wrong = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
-    if wrong:
-        name = wrong[0]
-        raise ValueError(f"train.init_from {path} does not fit this model: parameter {name} is "
-                         f"{theirs.get(name, 'absent')} there and {ours.get(name, 'absent')} here")
