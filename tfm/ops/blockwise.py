@@ -1,8 +1,9 @@
 """Attention block by block: exact, with memory linear in the length.
 
-The forward pass goes over the rows of blocks and keeps, per query, the greatest score so far, the sum of exponentials
-and the weighted sum of values (the online softmax).  The backward pass (`blockwise_backward`) makes the weights again
-from the saved log-sum-exp.  Only blocks that the rule does not empty are visited; only partial ones are masked.
+The forward pass goes over the rows of blocks, tile by tile, and keeps, per query, the greatest score so far, the sum of
+exponentials and the weighted sum of values (the online softmax).  The backward pass (`blockwise_backward`) makes the
+weights again from the saved log-sum-exp.  Only blocks that the rule does not empty are visited; only tiles with partial
+ones are masked.
 
 Reference: Milakov and Gimelshein (2018), online normalizer; Rabe and Staats (2021); Dao et al. (2022), FlashAttention.
 """
@@ -15,18 +16,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tfm.ops.block import Chunk, Sides, dot, drop, make_chunks, visit
+from tfm.ops.block import Chunk, Sides, dot, drop, empty_slots, fill, join, make_chunks, put_keys, visit
 from tfm.ops.blockwise_backward import backward
-from tfm.ops.dense import NEGATIVE, Scoring, accumulator, scaled
-from tfm.ops.masks import FULL, PARTIAL
+from tfm.ops.dense import NEGATIVE, Scoring, accumulator, split_scale
+from tfm.ops.masks import Rule
 from tfm.ops.order import dilation_groups, token_order
-from tfm.ops.plan import Plan, choose_block, from_blocks, make_plan, places, to_blocks
+from tfm.ops.plan import Plan, make_plan, places
+from tfm.ops.tiles import choose_tiles
 from tfm.ops.tokens import Array, Tokens, vary_alike
-
-BLOCKS = 512, 512
-SIZES = 512, 256, 128, 64  # sparse rules take the one that visits least
-OVERHEAD = 40_000  # of a block, in scores: what a visit costs beside them
-MAX_ELEMENTS = 8 * 512 * 512  # scores of a block, over the heads of a chunk: they should stay in the cache
 
 
 def blockwise_attention(
@@ -38,22 +35,22 @@ def blockwise_attention(
     key_tokens: Tokens,
     dropout_key: jax.Array | None,
     block_size: int | None = None,
+    slots: int | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """softmax(scores) V; returns the output [B, T, H, Dv] and the log-sum-exp of the scores [B, H, T]."""
-    query, scoring = scaled(query, scoring)
+    """softmax(scores) V; returns the output [B, T, H, Dv] and the log-sum-exp of the scores [B, H, T].
+
+    A tile has one block of queries and `slots` blocks of keys; None: chosen from the rule.
+    """
     heads = query.shape[2], key.shape[2]
     groups = dilation_groups(scoring.rule, heads)
-    size = choose_block(scoring.rule, query_tokens, key_tokens, SIZES, OVERHEAD) if block_size is None else block_size
-    blocks = size, size
-    blocks = min(blocks[0], query.shape[1]), min(blocks[1], key.shape[1])
-    sides = query_tokens, key_tokens
+    sides, tile = (query_tokens, key_tokens), (block_size, slots)
     if len(groups) == 1:
-        return _attend_group(query, key, value, scoring, sides, dropout_key, groups[0], blocks)
+        return _attend_group(query, key, value, scoring, sides, dropout_key, groups[0], tile)
     parts = []
     for ids in groups:
         key_ids = np.unique(ids // (heads[0] // heads[1]))
         arrays = query[:, :, ids], key[:, :, key_ids], value[:, :, key_ids]
-        parts.append(_attend_group(*arrays, scoring, sides, dropout_key, ids, blocks))
+        parts.append(_attend_group(*arrays, scoring, sides, dropout_key, ids, tile))
     back = np.argsort(np.concatenate(groups))
     output, lse = (jnp.concatenate(x, axis) for x, axis in zip(zip(*parts, strict=True), (2, 1), strict=True))
     return output[:, :, back], lse[:, back]
@@ -67,21 +64,16 @@ def _attend_group(
     sides: tuple[Tokens, Tokens],
     dropout_key: jax.Array | None,
     head_ids: np.ndarray,
-    blocks: tuple[int, int],
+    tile: tuple[int | None, int | None],
 ) -> tuple[jax.Array, jax.Array]:
     """Attention of heads that share an order of the tokens: brings the tokens into it, and the output back."""
-    orders = [
-        token_order(scoring.rule, int(head_ids[0]), side.positions, block)
-        for side, block in zip(sides, blocks, strict=True)
-    ]
+    arrange = functools.partial(_arrange, scoring.rule, int(head_ids[0]), sides)
+    size, slots = choose_tiles(scoring.rule, lambda block: arrange(block)[1], *tile)
+    orders, (rows, columns) = arrange(size)
     query, key, value = (_take(x, order) for x, order in zip((query, key, value), (*orders, orders[1]), strict=True))
-    rows, columns = (
-        side if order is None else Tokens(_fill(side.positions, order), order)
-        for side, order in zip(sides, orders, strict=True)
-    )
     heads = query.shape[2], key.shape[2]
     ids, key_length = tuple(head_ids.tolist()), sides[1].positions.shape[1]
-    plan = make_plan(scoring.rule, (rows, columns), query.shape[0], heads, ids, key_length, blocks, MAX_ELEMENTS)
+    plan = make_plan(scoring.rule, (rows, columns), query.shape[0], heads, ids, key_length, size, slots)
     at = tuple(
         (jnp.asarray(side.positions), jnp.asarray(places(side, block)))
         for side, block in zip((rows, columns), plan.blocks, strict=True)
@@ -91,6 +83,16 @@ def _attend_group(
         return output, lse
     back = np.argsort(orders[0], kind="stable")[: sides[0].positions.shape[1]]
     return output[:, back], lse[:, :, back]
+
+
+def _arrange(rule: Rule | None, head: int, sides: tuple[Tokens, Tokens], size: int) -> tuple[list, list[Tokens]]:
+    """The orders of queries and keys for a block size, None where it is their own; and the tokens in it."""
+    orders = [token_order(rule, head, side.positions, min(size, side.positions.shape[1])) for side in sides]
+    arranged = [
+        side if order is None else Tokens(_fill(side.positions, order), order)
+        for side, order in zip(sides, orders, strict=True)
+    ]
+    return orders, arranged
 
 
 def _take(x: jax.Array, order: np.ndarray | None) -> jax.Array:
@@ -133,65 +135,67 @@ def forward(
     dropout_key: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array]:
     dtype = accumulator(query, key, value)
+    scoring, factor = split_scale(scoring, query.dtype)
     make_chunk, indices = make_chunks(plan, query.shape[0], scoring, at, dropout_key)
-    full, partial = plan.visits(FULL), plan.visits(PARTIAL)
+    q, k, v = fill(query, 1, plan.blocks[0]), fill(key, 1, plan.blocks[1]), fill(value, 1, plan.blocks[1])
 
     def chunk(_: None, xs: tuple) -> tuple[None, tuple]:
-        q, k, v, *at = xs
-        here = make_chunk(*at)
+        here = make_chunk(*xs)
 
-        def row(_: None, xs: tuple) -> tuple[None, tuple]:
-            q_i, i = xs
+        def row(held: Any, i: Array) -> tuple[Any, tuple]:
+            q_i = here.take(q, i, 0) * jnp.asarray(factor, q.dtype)
             shape = q_i.shape[:2]
             zeros, low = jnp.zeros((*shape, 1), dtype), jnp.full((*shape, 1), NEGATIVE, dtype)
             state: tuple = vary_alike((jnp.zeros((*shape, v.shape[-1]), dtype), low, zeros), q_i)
-            state = visit(full, i, lambda j, s: _add(here, s, q_i, k[j], v[j], i, j, False), state, None)
-            state = visit(partial, i, lambda j, s: _add(here, s, q_i, k[j], v[j], i, j, True), state, here.may_see)
-            output, greatest, total = state
-            return None, _finish(output, greatest, total, query.dtype)
+            held, state = visit(
+                here,
+                i,
+                lambda slot, j, s: (put_keys(s[0], (here.take(k, j, 1), here.take(v, j, 1)), slot), s[1]),
+                lambda s, columns, masked: (s[0], _add(here, s[1], q_i, s[0], i, columns, masked)),
+                (held, state),
+            )
+            output, lse = _finish(state, query.dtype)
+            return held, (here.put(output), here.four(lse)[..., 0])
 
-        return None, lax.scan(row, None, (q, jnp.arange(len(q))))[1]
+        return None, lax.scan(row, empty_slots(plan, k, v), jnp.arange(plan.counts[0], dtype=jnp.int32))[1]
 
-    q = to_blocks(query, plan.blocks[0], plan.chunk, plan.group)
-    k, v = (to_blocks(x, plan.blocks[1], plan.chunk) for x in (key, value))
-    _, (output, lse) = lax.scan(chunk, None, (q, k, v, *indices))
-    lse = from_blocks(lse, plan.lengths[0], plan.heads[0], plan.chunk, plan.group)[..., 0].swapaxes(1, 2)
-    return from_blocks(output, plan.lengths[0], plan.heads[0], plan.chunk, plan.group), lse
+    _, (output, lse) = lax.scan(chunk, None, indices)
+    return join(output, plan, 2)[:, : plan.lengths[0]], join(lse, plan, 1)[..., : plan.lengths[0]]
 
 
 def _add(
     here: Chunk,
     state: tuple,
     q_i: jax.Array,
-    k_j: jax.Array,
-    v_j: jax.Array,
+    held: tuple,
     i: Array,
-    j: Array,
+    columns: Array,
     masked: bool,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The online softmax: takes block (i, j) into weighted values, greatest score and sum of exponentials."""
-    output, greatest, total = state
-    scores = dot(q_i, k_j, (2, 2), output.dtype)
+    """The online softmax: takes a tile into weighted values, greatest score and sum of exponentials."""
+    (output, greatest, total), (keys, values) = state, held
+    scores = dot(q_i, keys, (2, 2), output.dtype)
     if masked or not here.scoring.plain:
-        scores = here.scores(here.four(scores), here.four(q_i), here.scoring, i, j)
+        scores = here.scores(here.four(scores), here.four(q_i), here.scoring, i, columns)
         if masked:
-            scores = jnp.where(here.visible(i, j), scores, NEGATIVE)
+            scores = jnp.where(here.visible(i, columns), scores, NEGATIVE)
         scores = here.three(scores)
     higher = jnp.maximum(greatest, scores.max(-1, keepdims=True))
     weights = jnp.exp(scores - higher)
     shrink = jnp.exp(greatest - higher)
     total = total * shrink + weights.sum(-1, keepdims=True)
     if here.scoring.dropout_rate:
-        weights = drop(here, weights, i, j)
-    output = output * shrink + dot(weights.astype(v_j.dtype), v_j, (2, 1), output.dtype)
+        weights = drop(here, weights, i, columns)
+    output = output * shrink + dot(weights.astype(values.dtype), values, (2, 1), output.dtype)
     relative = here.scoring.relative
     if relative is not None and relative.value_table is not None:
-        output += here.three(relative.values(here.four(weights), *here.tokens(i, j)))
+        output += here.three(relative.values(here.four(weights), *here.tokens(i, columns)))
     return output, higher, total
 
 
-def _finish(output: jax.Array, greatest: jax.Array, total: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array]:
+def _finish(state: tuple, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array]:
     """The attention's output, and the log-sum-exp of the scores: zeros and -inf for a query that saw nothing."""
+    output, greatest, total = state
     seen = greatest > NEGATIVE
     total = jnp.where(seen, total, 1)
     return (output * jnp.where(seen, 1 / total, 0)).astype(dtype), jnp.where(seen, greatest + jnp.log(total), -jnp.inf)

@@ -1,4 +1,4 @@
-"""The backward pass of blockwise attention: goes over the columns of blocks and makes the weights again.
+"""The backward pass of blockwise attention: goes over the same tiles and makes the weights again.
 
 With P the weights and delta_i = sum_j P_ij dP_ij = dO_i . O_i: dS = P * (dP - delta), dQ = dS K, dK = dS^T Q,
 dV = P^T dO.  The transposed products are formed as (Q^T dS)^T, so that no large operand is transposed.
@@ -8,17 +8,16 @@ Reference: Dao et al. (2022), FlashAttention, appendix B.4.
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tfm.ops.block import Chunk, Sides, dot, drop, make_chunks, visit
-from tfm.ops.dense import NEGATIVE, Scoring
-from tfm.ops.masks import FULL, PARTIAL
-from tfm.ops.plan import Plan, from_blocks, to_blocks
+from tfm.ops.block import Chunk, Sides, dot, drop, empty_slots, fill, join, make_chunks, put_keys, visit
+from tfm.ops.dense import NEGATIVE, Scoring, split_scale
+from tfm.ops.plan import Plan
 from tfm.ops.tokens import Array, vary_alike
 
 
@@ -37,42 +36,55 @@ def backward(
     d_lse: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array, Scoring]:
     dtype = lse.dtype
+    _, as_gradients = _free_arrays(scoring)
+    scoring, factor = split_scale(scoring, query.dtype)
     make_chunk, indices = make_chunks(plan, query.shape[0], scoring, at, dropout_key)
-    full, partial = plan.visits(FULL, by_column=True), plan.visits(PARTIAL, by_column=True)
     free, rebuild = _free_arrays(scoring)
-    delta = jnp.einsum("BTHD,BTHD->BTH", output, d_output, preferred_element_type=dtype) - d_lse.swapaxes(1, 2)
-    lse = jnp.where(jnp.isinf(lse), -NEGATIVE, lse).swapaxes(1, 2)
+    lse = jnp.where(jnp.isinf(lse), -NEGATIVE, lse)
+    q, o, g = (fill(x, 1, plan.blocks[0]) for x in (query, output, d_output))
+    lse, d_lse = (fill(x, 2, plan.blocks[0]) for x in (lse, d_lse))
+    k, v = fill(key, 1, plan.blocks[1]), fill(value, 1, plan.blocks[1])
 
     def chunk(d_free: list, xs: tuple) -> tuple[list, tuple]:
-        k, v, rows, at = xs
-        here = make_chunk(*at)
+        here = make_chunk(*xs)
 
-        def column(carry: tuple, xs: tuple) -> tuple[tuple, tuple]:
-            k_j, v_j, j = xs
-            zeros = vary_alike(tuple(jnp.zeros((x.shape[0], x.shape[2], x.shape[1]), dtype) for x in xs[:2]), k)
+        def load(slot: Array, column: Array, state: _Sums) -> _Sums:
+            state = _flush(plan, state, slot)
+            blocks = here.take(k, column, 1), here.take(v, column, 1)
+            owners = lax.dynamic_update_index_in_dim(state.owners, column, slot, 0)
+            return state._replace(held=put_keys(state.held, blocks, slot), owners=owners)
 
-            def add(i: Array, state: tuple, masked: bool) -> tuple:
-                row = _Row(*(x[i] for x in rows))
-                return _add_gradients(here, rebuild, state, row, k_j, v_j, i, j, masked)
+        def row(state: _Sums, i: Array) -> tuple[_Sums, jax.Array]:
+            q_i, o_i, g_i = here.take(q, i, 0) * jnp.asarray(factor, q.dtype), here.take(o, i, 0), here.take(g, i, 0)
+            delta = (o_i.astype(dtype) * g_i).sum(-1, keepdims=True) - here.take_lse(d_lse, i)
+            at_i = _Row(q_i, q_i.swapaxes(1, 2), g_i, g_i.swapaxes(1, 2), here.take_lse(lse, i), delta)
+            state = state._replace(query=vary_alike(jnp.zeros(q_i.shape, dtype), q_i))
+            state = visit(here, i, load, functools.partial(_add_gradients, here, rebuild, at_i, i), state)
+            return state._replace(query=None), here.put(state.query * factor).astype(query.dtype)
 
-            state = visit(full, j, lambda i, s: add(i, s, False), (*carry, *zeros), None)
-            may_see = None if here.may_see is None else here.may_see.T
-            *carry, d_k, d_v = visit(partial, j, lambda i, s: add(i, s, True), state, may_see)
-            return tuple(carry), (d_k, d_v)
+        zeros = _Sums(
+            held=empty_slots(plan, k, v),
+            owners=jnp.zeros(plan.slots, jnp.int32),
+            query=None,
+            slots=tuple(x.swapaxes(1, 2).astype(dtype) for x in empty_slots(plan, k, v)),
+            keys=tuple(
+                jnp.zeros((plan.counts[1], len(x), x.shape[2], plan.blocks[1]), dtype) for x in empty_slots(plan, k, v)
+            ),
+            free=d_free,
+        )
+        state, d_q = lax.scan(row, vary_alike(zeros, query), jnp.arange(plan.counts[0], dtype=jnp.int32))
+        state = lax.fori_loop(np.int32(0), np.int32(plan.slots), lambda slot, state: _flush(plan, state, slot), state)
+        b, heads = plan.chunk
+        d_keys = tuple(x.reshape(len(x), b, heads, *x.shape[2:]).transpose(0, 1, 4, 2, 3) for x in state.keys)
+        return state.free, (d_q, *d_keys)
 
-        start = vary_alike(jnp.zeros(rows.query.shape, dtype), k), d_free
-        (d_q, d_free), (d_k, d_v) = lax.scan(column, start, (k, v, jnp.arange(len(k))))
-        return d_free, (d_q, d_k.swapaxes(2, 3), d_v.swapaxes(2, 3))
-
-    split = functools.partial(to_blocks, block=plan.blocks[0], chunk=plan.chunk, group=plan.group)
-    q, g = split(query), split(d_output)
-    rows = _Row(q, q.swapaxes(-1, -2), g, g.swapaxes(-1, -2), split(lse[..., None]), split(delta[..., None]))
-    k, v = (to_blocks(x, plan.blocks[1], plan.chunk) for x in (key, value))
     d_free = vary_alike([jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32)) for x in free], query)
-    d_free, (d_q, d_k, d_v) = lax.scan(chunk, d_free, (k, v, rows, indices))
-    d_q = from_blocks(d_q, plan.lengths[0], plan.heads[0], plan.chunk, plan.group).astype(query.dtype)
-    d_k, d_v = (from_blocks(x, plan.lengths[1], plan.heads[1], plan.chunk) for x in (d_k, d_v))
-    return d_q, d_k.astype(key.dtype), d_v.astype(value.dtype), rebuild(d_free, gradients=True)
+    d_free, gradients = lax.scan(chunk, d_free, indices)
+    d_q, d_k, d_v = (
+        join(x, plan, 2)[:, : like.shape[1]].astype(like.dtype)
+        for x, like in zip(gradients, (query, key, value), strict=True)
+    )
+    return d_q, d_k, d_v, as_gradients(d_free, gradients=True)
 
 
 @backward.defjvp
@@ -81,7 +93,7 @@ def _backward_jvp(plan: Plan, primals: tuple, tangents: tuple) -> NoReturn:
 
 
 class _Row(NamedTuple):
-    """What the backward pass needs of a row of blocks, or of all of them."""
+    """What the backward pass needs of a row of blocks."""
 
     query: jax.Array  # [b*k, G*bq, D]
     query_transposed: jax.Array
@@ -91,63 +103,75 @@ class _Row(NamedTuple):
     delta: jax.Array  # [b*k, G*bq, 1]
 
 
+class _Sums(NamedTuple):
+    """The keys in place, and the gradients so far: pairs are of keys and values."""
+
+    held: tuple[jax.Array, ...]  # [b*k, slots*block, D], the keys in the slots
+    owners: jax.Array  # [slots], the blocks in the slots
+    slots: tuple[jax.Array, ...]  # [b*k, D, slots*block], what is still to be added to the gradients of those
+    keys: tuple[jax.Array, ...]  # [nk, b*k, D, block], gradients of all
+    query: Any  # [b*k, G*bq, D], of the row
+    free: list[jax.Array]  # of the scoring's arrays
+
+
+def _flush(plan: Plan, state: _Sums, slot: Array) -> _Sums:
+    """Adds a slot's gradients to those of the block that it holds, and empties it."""
+    block, owner, slots, keys = plan.blocks[1], state.owners[slot], [], []
+    for part, total in zip(state.slots, state.keys, strict=True):
+        change = lax.dynamic_slice_in_dim(part, slot * block, block, 2)
+        keys.append(lax.dynamic_update_index_in_dim(total, total[owner] + change, owner, 0))
+        slots.append(lax.dynamic_update_slice_in_dim(part, jnp.zeros_like(change), slot * block, 2))
+    return state._replace(slots=tuple(slots), keys=tuple(keys))
+
+
 def _add_gradients(
-    here: Chunk,
-    rebuild: Callable,
-    state: tuple,
-    row: _Row,
-    k_j: jax.Array,
-    v_j: jax.Array,
-    i: Array,
-    j: Array,
-    masked: bool,
-) -> tuple:
-    """Takes block (i, j) into the gradients: dS = P * (dP - delta), dQ = dS K, dK = dS^T Q, dV = P^T dO."""
-    d_q, d_free, d_k, d_v = state
-    dtype = d_k.dtype
-    products, d_weights = dot(row.query, k_j, (2, 2), dtype), dot(row.d_output, v_j, (2, 2), dtype)
+    here: Chunk, rebuild: Callable, row: _Row, i: Array, state: _Sums, columns: Array, masked: bool
+) -> _Sums:
+    """Takes a tile into the gradients: dS = P * (dP - delta), dQ = dS K, dK = dS^T Q, dV = P^T dO."""
+    (keys, values), d_free, scoring = state.held, state.free, here.scoring
+    dtype = row.lse.dtype
+    products, d_weights = dot(row.query, keys, (2, 2), dtype), dot(row.d_output, values, (2, 2), dtype)
     scores, pull = products, None
-    if not here.scoring.plain:
-        free, _ = _free_arrays(here.scoring)
+    if not scoring.plain:
         scores, pull = jax.vjp(
             lambda products, query, free: here.three(
-                here.scores(here.four(products), here.four(query), rebuild(free), i, j)
+                here.scores(here.four(products), here.four(query), rebuild(free), i, columns)
             ),
             products,
             row.query,
-            free,
+            _free_arrays(scoring)[0],
         )
     if masked:
-        scores = here.three(jnp.where(here.visible(i, j), here.four(scores), NEGATIVE))
+        scores = here.three(jnp.where(here.visible(i, columns), here.four(scores), NEGATIVE))
     weights = jnp.exp(scores - row.lse)
-    dropped = drop(here, weights, i, j) if here.scoring.dropout_rate else weights
-    if here.scoring.relative is not None and here.scoring.relative.value_table is not None:
-        more, change = _relative_value_gradients(here, rebuild, dropped, row.d_output, i, j)
+    dropped = drop(here, weights, i, columns) if scoring.dropout_rate else weights
+    if scoring.relative is not None and scoring.relative.value_table is not None:
+        more, change = _relative_value_gradients(here, rebuild, dropped, row.d_output, i, columns)
         d_weights += more
         d_free = [total + x for total, x in zip(d_free, change, strict=True)]
-    if here.scoring.dropout_rate:
-        d_weights = drop(here, d_weights, i, j)
+    if scoring.dropout_rate:
+        d_weights = drop(here, d_weights, i, columns)
     d_scores = weights * (d_weights - row.delta)
-    d_products = d_scores
-    d_row = jnp.zeros((), dtype)
+    d_query = state.query
     if pull is not None:
-        d_products, d_row, change = pull(d_scores)
+        d_scores, d_row, change = pull(d_scores)
+        d_query += d_row
         d_free = [total + x for total, x in zip(d_free, change, strict=True)]
-    low = d_products.astype(k_j.dtype)
-    d_row = d_row + dot(low, k_j, (2, 1), dtype)
-    d_q = lax.dynamic_update_index_in_dim(d_q, d_q[i] + d_row, i, 0)
-    d_k += dot(row.query_transposed, low, (2, 1), dtype)
-    d_v += dot(row.d_output_transposed, dropped.astype(v_j.dtype), (2, 1), dtype)
-    return d_q, d_free, d_k, d_v
+    low = d_scores.astype(keys.dtype)
+    d_query += dot(low, keys, (2, 1), dtype)
+    d_keys = dot(row.query_transposed, low, (2, 1), dtype)
+    d_values = dot(row.d_output_transposed, dropped.astype(values.dtype), (2, 1), dtype)
+    slots = state.slots[0] + d_keys, state.slots[1] + d_values
+    return state._replace(query=d_query, slots=slots, free=d_free)
 
 
 def _relative_value_gradients(
-    here: Chunk, rebuild: Callable, weights: jax.Array, d_output: jax.Array, i: Array, j: Array
+    here: Chunk, rebuild: Callable, weights: jax.Array, d_output: jax.Array, i: Array, columns: Array
 ) -> tuple[jax.Array, list[jax.Array]]:
     """Through the vectors added to the values: gradients of the weights and of the scoring's arrays."""
 
     def values(weights: jax.Array, free: list) -> jax.Array:
-        return rebuild(free).relative.values(weights, *here.tokens(i, j))
+        return rebuild(free).relative.values(weights, *here.tokens(i, columns))
 
     _, pull = jax.vjp(values, here.four(weights), _free_arrays(here.scoring)[0])
     d_weights, d_free = pull(here.four(d_output).astype(weights.dtype))

@@ -98,9 +98,15 @@ def dense_scores(
 
 def scaled(query: jax.Array, scoring: Scoring) -> tuple[jax.Array, Scoring]:
     """Moves the scale from the scores to the queries, where their dtype holds the product well."""
-    if jnp.finfo(query.dtype).bits < 32:
-        return query, scoring
-    return query * scoring.scale, dataclasses.replace(scoring, scale=1.0)
+    scoring, factor = split_scale(scoring, query.dtype)
+    return query * jnp.asarray(factor, query.dtype), scoring
+
+
+def split_scale(scoring: Scoring, dtype: jnp.dtype) -> tuple[Scoring, float]:
+    """The scoring, and a factor on the queries in place of its scale, where their dtype holds the product well."""
+    if jnp.finfo(dtype).bits < 32:
+        return scoring, 1.0
+    return dataclasses.replace(scoring, scale=1.0), scoring.scale
 
 
 @jax.custom_jvp

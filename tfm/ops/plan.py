@@ -1,4 +1,4 @@
-"""Which blocks of the score matrix are visited, in which order, and how arrays are laid out for it."""
+"""Which blocks of the score matrix are visited, in which order, and how arrays are cut for it."""
 
 import dataclasses
 from functools import cached_property
@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from tfm.ops.masks import EMPTY, FULL, PARTIAL, Rule, static_bounds
+from tfm.ops.tiles import MAX_SCORES, Tiles, make_tiles
 from tfm.ops.tokens import Array, Tokens, spans
 
-_BEYOND = np.iinfo(np.int32).max // 2
-Visits = tuple[np.ndarray, np.ndarray]  # entries of row i: indices[starts[i]:starts[i + 1]]
+MAX_ELEMENTS = 8 * MAX_SCORES  # scores of a tile, over the heads of a chunk
+BEYOND = np.iinfo(np.int32).max // 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,22 +23,22 @@ class Plan:
       lengths: T and S, with the filling of an order.
       key_length: S without it.
       blocks: rows and columns of a block.
+      slots: blocks of keys per tile.
       chunk: rows of the batch, and key heads, worked on at a time.
       heads: H and K.
       head_ids: the query heads' numbers in the whole.
       kinds: [nq, nk] int8 as bytes: EMPTY, PARTIAL or FULL, as far as it is known before the values.
-      consecutive: positions are 0, 1, 2, ... on both sides.
       dynamic: whether a partial block is empty may depend on values.
     """
 
     lengths: tuple[int, int]
     key_length: int
     blocks: tuple[int, int]
+    slots: int
     chunk: tuple[int, int]
     heads: tuple[int, int]
     head_ids: tuple[int, ...]
     kinds: bytes
-    consecutive: bool
     dynamic: bool
 
     @property
@@ -51,25 +52,20 @@ class Plan:
         return self.heads[0] // self.heads[1]
 
     @cached_property
-    def map(self) -> np.ndarray:
-        return np.frombuffer(self.kinds, np.int8).reshape(self.counts)
+    def tiles(self) -> Tiles:
+        return make_tiles(np.frombuffer(self.kinds, np.int8).reshape(self.counts), self.slots)
 
-    def visits(self, kind: int, *, by_column: bool = False) -> Visits:
-        """Blocks of one kind: for each row of blocks the columns, or for each column the rows."""
-        chosen = self.map == kind
-        chosen = chosen.T if by_column else chosen
-        starts = np.concatenate([[0], chosen.sum(1).cumsum()])
-        return np.nonzero(chosen)[1].astype(np.int32), starts.astype(np.int32)
-
-    def chunk_indices(self, batch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Rows of the batch [C, b] and query heads [C, h] of each chunk."""
+    def chunks(self, batch: int) -> tuple[np.ndarray, ...]:
+        """Of each chunk: rows of the batch [C, b], query heads' numbers [C, h], first row and first key head [C]."""
         rows, key_heads = self.chunk
-        heads = key_heads * self.group
-        row_chunks = np.arange(batch, dtype=np.int32).reshape(-1, 1, rows)
-        head_chunks = np.asarray(self.head_ids, np.int32).reshape(1, -1, heads)
+        row_chunks: np.ndarray = np.arange(batch, dtype=np.int32).reshape(-1, 1, rows)
+        head_chunks: np.ndarray = np.asarray(self.head_ids, np.int32).reshape(1, -1, key_heads * self.group)
         shape = row_chunks.shape[0], head_chunks.shape[1]
-        row_chunks, head_chunks = (np.broadcast_to(x, (*shape, x.shape[-1])) for x in (row_chunks, head_chunks))
-        return row_chunks.reshape(-1, rows), head_chunks.reshape(-1, heads)
+        row_chunks, head_chunks = (
+            np.broadcast_to(x, (*shape, x.shape[-1])).reshape(-1, x.shape[-1]) for x in (row_chunks, head_chunks)
+        )
+        first_heads = np.broadcast_to(np.arange(shape[1], dtype=np.int32) * key_heads, shape).reshape(-1)
+        return row_chunks, head_chunks, row_chunks[:, 0], first_heads
 
 
 def make_plan(
@@ -79,16 +75,16 @@ def make_plan(
     heads: tuple[int, int],
     head_ids: tuple[int, ...],
     key_length: int,
-    blocks: tuple[int, int],
-    max_elements: int,
+    size: int,
+    slots: int,
 ) -> Plan:
-    """Chooses the blocks to visit, and chunks of at most `max_elements` scores per block.
+    """Chooses the blocks to visit, and chunks of at most `MAX_ELEMENTS` scores per tile.
 
     The tokens' index, where they have one, is a NumPy array; numbers beyond the keys' stand for filling.
     """
     query, key = sides
     T, S = query.positions.shape[1], key.positions.shape[1]
-    blocks = min(blocks[0], T), min(blocks[1], S)
+    blocks = min(size, T), min(size, S)
     counts = -(-T // blocks[0]), -(-S // blocks[1])
     if rule is None:
         kinds = np.full(counts, FULL, np.int8)
@@ -97,27 +93,11 @@ def make_plan(
         kinds = np.where(every, FULL, np.where(some, PARTIAL, EMPTY)).astype(np.int8)
     filled = (places(key, blocks[1]) >= key_length).any(1)
     kinds[:, filled] = np.minimum(kinds[:, filled], PARTIAL)
-    chunk = _chunk(batch, heads, max(1, max_elements // (blocks[0] * blocks[1])))
-    consecutive = _is_range(query.positions) and _is_range(key.positions)
+    chunk = _chunk(batch, heads, max(1, MAX_ELEMENTS // (blocks[0] * blocks[1] * slots)))
     values = (query.positions, key.positions, *jax.tree.leaves(rule))
     known = not any(isinstance(x, jax.core.Tracer) for x in values)
     dynamic = rule is not None and not known and bool((kinds == PARTIAL).any())
-    return Plan((T, S), key_length, blocks, chunk, heads, head_ids, kinds.tobytes(), consecutive, dynamic)
-
-
-def choose_block(rule: Rule | None, query: Tokens, key: Tokens, sizes: tuple[int, ...], overhead: int) -> int:
-    """The block size, of those given, for which the visited blocks cost least.
-
-    A block costs its scores and an overhead, in scores.
-    """
-    if rule is None:
-        return sizes[0]
-
-    def cost(size: int) -> int:
-        some, _ = static_bounds(rule, query, key, size, size)
-        return int(some.sum()) * (size * size + overhead)
-
-    return min(sizes, key=cost)
+    return Plan((T, S), key_length, blocks, slots, chunk, heads, head_ids, kinds.tobytes(), dynamic)
 
 
 def places(tokens: Tokens, block: int) -> np.ndarray:
@@ -125,11 +105,7 @@ def places(tokens: Tokens, block: int) -> np.ndarray:
     length = tokens.positions.shape[1]
     if tokens.index is None:
         return np.arange(-(-length // block) * block, dtype=np.int32).reshape(-1, block)
-    return np.pad(tokens.index, (0, -length % block), constant_values=_BEYOND).reshape(-1, block)
-
-
-def _is_range(positions: Array) -> bool:
-    return isinstance(positions, np.ndarray) and bool((positions == np.arange(positions.shape[1])).all())
+    return np.pad(tokens.index, (0, -length % block), constant_values=BEYOND).reshape(-1, block)
 
 
 def _chunk(batch: int, heads: tuple[int, int], room: int) -> tuple[int, int]:
@@ -151,23 +127,6 @@ def may_see(rule: Rule, query: Tokens, key: Tokens, blocks: tuple[int, int]) -> 
     counts = tuple(-(-x.positions.shape[1] // block) for x, block in zip((query, key), blocks, strict=True))
     some = jnp.asarray(some).reshape((1,) * (4 - some.ndim) + some.shape)
     return jnp.broadcast_to(some, (*some.shape[:2], *counts)).any(1)
-
-
-def to_blocks(x: jax.Array, block: int, chunk: tuple[int, int], group: int = 1) -> jax.Array:
-    """[B, L, K*G, D] -> [C, L/block, b*k, G*block, D], for chunks of b rows and k key heads; L is filled with zeros."""
-    B, L, H, D = x.shape
-    b, k = chunk
-    x = jnp.pad(x, [(0, 0), (0, -L % block), (0, 0), (0, 0)])
-    x = x.reshape(B // b, b, -1, block, H // group // k, k, group, D).transpose(0, 4, 2, 1, 5, 6, 3, 7)
-    return x.reshape(-1, x.shape[2], b * k, group * block, D)
-
-
-def from_blocks(x: jax.Array, length: int, heads: int, chunk: tuple[int, int], group: int = 1) -> jax.Array:
-    """The inverse of `to_blocks`, filling cut off: [C, n, b*k, G*block, D] -> [B, L, H, D]."""
-    n, rows, D = x.shape[1], x.shape[3], x.shape[4]
-    b, k = chunk
-    x = x.reshape(-1, heads // group // k, n, b, k, group, rows // group, D).transpose(0, 3, 2, 6, 1, 4, 5, 7)
-    return x.reshape(x.shape[0] * b, -1, heads, D)[:, :length]
 
 
 def block_positions(positions: Array, block: int) -> jax.Array:

@@ -11,12 +11,13 @@ from jax import lax
 
 from tfm.ops.attention import check_shapes, make_scoring, merge
 from tfm.ops.block import Sides
-from tfm.ops.blockwise import BLOCKS, MAX_ELEMENTS, forward
+from tfm.ops.blockwise import forward
 from tfm.ops.blockwise_backward import backward
-from tfm.ops.dense import Scoring, accumulator, scaled
+from tfm.ops.dense import Scoring, accumulator
 from tfm.ops.masks import Rule
 from tfm.ops.plan import Plan, make_plan, places
 from tfm.ops.positions import Bias
+from tfm.ops.tiles import SIZES
 from tfm.ops.tokens import Array, Tokens, vary_alike
 
 
@@ -63,12 +64,9 @@ def ring_attention(
     check_shapes(query, key, value)
     scoring = make_scoring(query, mask, bias, scale, None, soft_cap, 0.0)
     positions = tuple(_positions(x, given, axis_name) for x, given in ((query, query_positions), (key, key_positions)))
-    query, scoring = scaled(query, scoring)
-    heads, blocks = (query.shape[2], key.shape[2]), BLOCKS if block_size is None else (block_size, block_size)
-    sides = Tokens(positions[0]), Tokens(positions[1])
-    plan = make_plan(
-        scoring.rule, sides, query.shape[0], heads, tuple(range(heads[0])), key.shape[1], blocks, MAX_ELEMENTS
-    )
+    heads, sides = (query.shape[2], key.shape[2]), (Tokens(positions[0]), Tokens(positions[1]))
+    size = SIZES[0] if block_size is None else block_size
+    plan = make_plan(scoring.rule, sides, query.shape[0], heads, tuple(range(heads[0])), key.shape[1], size, 1)
     at = tuple((x, jnp.asarray(places(Tokens(x), block))) for x, block in zip(positions, plan.blocks, strict=True))
     return _ring(plan, axis_name, *vary_alike((query, key, value, scoring, at)))
 
