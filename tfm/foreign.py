@@ -6,10 +6,10 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tfm.bundle import Bundle, Special
-from tfm.config import Config, DecodeConfig, ModelConfig
+from tfm.config import Config, DecodeConfig, ModelConfig, require
 from tfm.data.foreign_files import load_foreign_tokenizer
 from tfm.data.foreign_tokenizer import ForeignTokenizer
 from tfm.data.tokenizer import Tokenizer, tokenizer_from_bytes
@@ -26,6 +26,7 @@ class Foreign:
     params: Any
     tokenizer: Tokenizer | None
     settings: GenerationSettings
+    pooling: Literal["mean", "first"] = "mean"
 
 
 def load_foreign(path: str | Path, *, say: Callable[[str], None] = print) -> Bundle:
@@ -51,7 +52,7 @@ def left_to_the_caller(settings: GenerationSettings) -> str:
 
 def make_bundle(found: Foreign) -> Bundle:
     """What `tfm.load` gives for a foreign checkpoint."""
-    special = Special(**special_fields(found.config, found.settings, found.tokenizer))
+    special = Special(**special_fields(found.config, found.settings, found.tokenizer), pooling=found.pooling)
     config = Config(model=found.config, decode=DecodeConfig(beam_size=found.settings.num_beams))
     return Bundle(config, found.params, found.tokenizer, special)
 
@@ -73,7 +74,29 @@ def open_foreign(path: str | Path, *, dtype: Any = None, sharding: Any = None, a
     if path.suffix == ".gguf":
         return _load_gguf(path, dtype, sharding)
     config, params = from_huggingface(path, dtype=dtype, sharding=sharding, allow_pickle=allow_pickle)
-    return Foreign(config, params, load_foreign_tokenizer(path), load_generation_settings(path))
+    return Foreign(config, params, load_foreign_tokenizer(path), load_generation_settings(path),
+                   sentence_pooling(path))
+
+
+def sentence_pooling(folder: Path) -> Literal["mean", "first"]:
+    """How a folder of sentence-transformers makes one vector of a text's hidden vectors; "mean" where it is no such.
+
+    Raises:
+        ValueError: in a way that `Bundle.embed` does not know.
+    """
+    if not (folder / "modules.json").is_file():
+        return "mean"
+    modules = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
+    kinds = {module["type"].rpartition(".")[2]: module["path"] for module in modules}
+    unknown = sorted(set(kinds) - {"Transformer", "Pooling", "Normalize"})
+    require(not unknown, f"{folder}: modules.json", unknown, "only Transformer, Pooling and Normalize are known")
+    if "Pooling" not in kinds:
+        return "mean"
+    values = json.loads((folder / kinds["Pooling"] / "config.json").read_text(encoding="utf-8"))
+    used = [name for name, value in values.items() if name.startswith("pooling_mode_") and value]
+    known: dict[str, Literal["mean", "first"]] = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "first"}
+    require(len(used) == 1 and used[0] in known, f"{folder}: {kinds['Pooling']}", used, f"one of {', '.join(known)}")
+    return known[used[0]]
 
 
 def _load_gguf(path: Path, dtype: Any, sharding: Any) -> Foreign:

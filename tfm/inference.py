@@ -343,14 +343,15 @@ def _score_tokens(config: ModelConfig, params: Any, ids: jax.Array, mask: jax.Ar
     return token_log_probs(logits[:, :-1], ids[:, 1:])
 
 
-def embed(config: ModelConfig, params: Any, rows: Rows, *, batch_size: int = 32) -> np.ndarray:
-    """One vector for each row: the mean of its last hidden vectors over real tokens, of length 1.
+def embed(config: ModelConfig, params: Any, rows: Rows, *, batch_size: int = 32, pooling: str = "mean") -> np.ndarray:
+    """One vector for each row: the mean of its last hidden vectors over real tokens, or the first, of length 1.
 
     Args:
         config: of a model with an encoder.
         params: its parameters.
         rows: ids.
         batch_size: most rows at a time.
+        pooling: "mean" or "first".
 
     Returns:
         [N, M] float32.
@@ -361,19 +362,20 @@ def embed(config: ModelConfig, params: Any, rows: Rows, *, batch_size: int = 32)
     check_rows(config, rows, config.source_vocab_size or config.vocab_size)
     vectors = np.zeros((len(rows), config.d_model), np.float32)
     for numbers, ids, mask in batches(rows, batch_size):
-        vectors[numbers] = np.asarray(_embed(config, params, ids, mask))[: len(numbers)]
+        vectors[numbers] = np.asarray(_embed(config, pooling, params, ids, mask))[: len(numbers)]
     return vectors
 
 
-@partial(jax.jit, static_argnames=("config",))
-def _embed(config: ModelConfig, params: Any, ids: jax.Array, mask: jax.Array) -> jax.Array:
+@partial(jax.jit, static_argnames=("config", "pooling"))
+def _embed(config: ModelConfig, pooling: str, params: Any, ids: jax.Array, mask: jax.Array) -> jax.Array:
     module: Any = build(config)
     variables = {"params": params}
     if config.is_encoder_only:
         hidden = module.apply(variables, ids, mask=mask)
     else:
         hidden = module.apply(variables, ids, source_mask=mask, method="encode")
-    total = jnp.sum(jnp.where(mask[..., None], hidden.astype(jnp.float32), 0.0), axis=1)
+    hidden = hidden.astype(jnp.float32)
+    total = hidden[:, 0] if pooling == "first" else jnp.sum(jnp.where(mask[..., None], hidden, 0.0), axis=1)
     return total / jnp.maximum(jnp.linalg.norm(total, axis=-1, keepdims=True), 1e-12)
 
 

@@ -34,13 +34,15 @@ ENCODERS: dict[str, Callable] = {
     "distilbert": lambda: transformers.DistilBertForMaskedLM(transformers.DistilBertConfig(
         vocab_size=41, dim=24, n_layers=2, n_heads=3, hidden_dim=20, max_position_embeddings=16)),
 }
-PUBLISHED: dict[str, tuple[Callable, Callable, str]] = {
-    "BERT-base": (presets.bert_base, lambda: transformers.BertForMaskedLM(transformers.BertConfig()), "110M"),
+PUBLISHED: dict[str, tuple] = {
+    "BERT-base": (presets.bert_base,
+                  lambda: transformers.BertForPreTraining(transformers.BertConfig()), "110M",
+                  "the head for pairs of sentences"),
     "GPT-2": (presets.gpt2, lambda: transformers.GPT2LMHeadModel(transformers.GPT2Config()), "117M"),
     "T5-small": (presets.t5_small, lambda: transformers.T5ForConditionalGeneration(transformers.T5Config()), "60M"),
     "BART-base": (presets.bart_base, lambda: transformers.BartForConditionalGeneration(transformers.BartConfig(
         encoder_layers=6, decoder_layers=6, encoder_ffn_dim=3072, decoder_ffn_dim=3072, encoder_attention_heads=12,
-        decoder_attention_heads=12, d_model=768)), "140M"),
+        decoder_attention_heads=12, d_model=768)), "140M", "final_logits_bias, a buffer there"),
     "Llama-2-7B": (presets.llama, lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(
         max_position_embeddings=4096)), "6.7B"),
     "Mistral-7B": (presets.mistral, lambda: transformers.MistralForCausalLM(transformers.MistralConfig()), "7.3B"),
@@ -51,11 +53,12 @@ def size_rows() -> None:
     """Parameters of the presets by `eval_shape`, of the published models on torch's meta device, and the papers'."""
     print("| model | parameters of the preset | of transformers' model | the paper says | difference |")
     print("|---|---|---|---|---|")
-    for name, (preset, make, said) in PUBLISHED.items():
+    for name, (preset, make, said, *why) in PUBLISHED.items():
         ours = count_params(preset())
         with torch.device("meta"):
             theirs = sum(p.numel() for p in make().parameters())
-        print(f"| {name} | {ours:,} | {theirs:,} | {said} | {ours - theirs:+,} |", flush=True)
+        reason = f" ({why[0]})" if why else ""
+        print(f"| {name} | {ours:,} | {theirs:,} | {said} | {ours - theirs:+,}{reason} |", flush=True)
 
 
 def family_row(name: str) -> None:
