@@ -1,4 +1,10 @@
-"""What accelerators can do, from their makers' data sheets, for estimates."""
+"""What accelerators can do, from their makers' data sheets, for estimates.
+
+NVIDIA: the data sheets of Tesla P100 and V100, A100, H100 and H200; where a sheet has numbers with sparsity, half of
+them, and of NVLink's bandwidth in both directions half. Between nodes: the network cards of the DGX systems, shared by
+eight. Google: the pages "TPU v5e", "TPU v5p" and "TPU v6e" of the Cloud TPU documentation; half of the bidirectional
+bandwidth between chips, and a chip's share of its pod's data centre network.
+"""
 
 from __future__ import annotations
 
@@ -36,14 +42,14 @@ class Device:
 
 
 DEVICES = {
-    "p100": Device("NVIDIA P100 16 GB", 18.7e12, 9.3e12, 16e9, 732e9, 80e9, 12.5e9, 8, sustained=9.5e12),
+    "p100": Device("NVIDIA P100 SXM2 16 GB", 21.2e12, 10.6e12, 16e9, 732e9, 80e9, 12.5e9, 8, sustained=9.5e12),
     "v100": Device("NVIDIA V100 SXM2 32 GB", 125e12, 15.7e12, 32e9, 900e9, 150e9, 12.5e9, 8),
     "a100": Device("NVIDIA A100 SXM 80 GB", 312e12, 156e12, 80e9, 2.039e12, 300e9, 25e9, 8),
     "h100": Device("NVIDIA H100 SXM", 989e12, 494e12, 80e9, 3.35e12, 450e9, 50e9, 8),
     "h200": Device("NVIDIA H200 SXM", 989e12, 494e12, 141e9, 4.8e12, 450e9, 50e9, 8),
-    "v5e": Device("Google TPU v5e", 197e12, 197e12, 16e9, 819e9, 200e9, 6.25e9, 256),
+    "v5e": Device("Google TPU v5e", 197e12, 197e12, 16e9, 819e9, 200e9, 3.125e9, 256),
     "v5p": Device("Google TPU v5p", 459e12, 459e12, 95e9, 2.765e12, 600e9, 6.25e9, 8960),
-    "v6e": Device("Google TPU v6e", 918e12, 918e12, 32e9, 1.64e12, 400e9, 6.25e9, 256),
+    "v6e": Device("Google TPU v6e", 918e12, 918e12, 32e9, 1.64e12, 400e9, 12.5e9, 256),
 }
 """Name on the command line -> device."""
 

@@ -14,7 +14,7 @@ from tfm.nn.cache import KeyValue, Plan, store
 from tfm.nn.norms import Normalize
 from tfm.nn.positions import Rotary, rotary_from
 from tfm.nn.projection import Initializer, Lora, Projection, kernel_initializer, lora_from
-from tfm.nn.ring import attend_round
+from tfm.nn.sharded import attend_on_mesh
 from tfm.ops.attention import Implementation, attention
 from tfm.ops.linear import LinearState, linear_attention, linear_attention_step
 from tfm.ops.positions import Shaw
@@ -121,18 +121,16 @@ class MultiHeadAttention(nn.Module):
                query_positions: Any, key_positions: Any, deterministic: bool) -> jax.Array:
         """softmax(q k^T * scale + bias) v: [B, T, H, D], [B, S, K, D], [B, S, K, Dv] -> [B, T, H, Dv]."""
         rate = 0.0 if deterministic else self.dropout_rate
-        if not rate and self.shaw_distance is None:
-            heads = attend_round(query, key, value, mask=mask, bias=bias, scale=self.scale, soft_cap=self.softcap,
-                                 query_positions=query_positions, key_positions=key_positions)
-            if heads is not None:
-                return heads
         relative = None
         if self.shaw_distance is not None:
             relative = Shaw(self.relative_keys, self.relative_values)
-        heads = attention(query, key, value, mask=mask, bias=bias, scale=self.scale, soft_cap=self.softcap,
-                          relative=relative, query_positions=query_positions, key_positions=key_positions,
-                          dropout_rate=rate, dropout_key=self.make_rng("dropout") if rate else None,
-                          implementation=self.implementation)
+        common = {"mask": mask, "bias": bias, "scale": self.scale, "soft_cap": self.softcap, "relative": relative,
+                  "query_positions": query_positions, "key_positions": key_positions,
+                  "implementation": self.implementation}
+        heads = None if rate else attend_on_mesh(query, key, value, **common)
+        if heads is None:
+            heads = attention(query, key, value, dropout_rate=rate,
+                              dropout_key=self.make_rng("dropout") if rate else None, **common)
         assert isinstance(heads, jax.Array)
         return heads
 
