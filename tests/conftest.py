@@ -29,11 +29,18 @@ def get_config():
 
 
 @pytest.fixture(scope="session")
-def tiny_run(tmp_path_factory):
+def tiny_config(tmp_path_factory):
+    """The config file of the tiny run."""
+    path = tmp_path_factory.mktemp("configs") / "tiny.py"
+    path.write_text(TINY_CONFIG)
+    return path
+
+
+@pytest.fixture(scope="session")
+def tiny_run(tmp_path_factory, tiny_config):
     """The run folder of a translator after three steps: it knows nothing, but all of its files are there."""
     from tfm.cli.train import main
 
-    folder = tmp_path_factory.mktemp("tiny")
-    (folder / "tiny.py").write_text(TINY_CONFIG)
-    assert main([str(folder / "tiny.py"), "--workdir", str(folder / "run")]) == 0
-    return folder / "run"
+    folder = tmp_path_factory.mktemp("tiny") / "run"
+    assert main([str(tiny_config), "--workdir", str(folder)]) == 0
+    return folder
