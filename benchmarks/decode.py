@@ -1,7 +1,7 @@
 """Decoding speed of a random Marian model: target tokens per second and the machine's limit, as JSON lines.
 
     python benchmarks/decode.py --sizes small --batches 1 32 --beams 1 4
-    python benchmarks/decode.py --implementations tfm tfm-bf16 huggingface ctranslate2 ctranslate2-int8
+    python benchmarks/decode.py --implementations tfm tfm-bfloat16 tfm-int8 huggingface ctranslate2 ctranslate2-int8
 
 Every implementation decodes exactly --target-length tokens from the same --source-length tokens with the same weights.
 Each runs in a process of its own and the processes take turns, so that a slow spell of the machine falls on all of
@@ -27,7 +27,7 @@ SIZES = {
     "base": dict(d_model=512, d_ff=2048, heads=8, layers=6, vocab=37000),
     "tiny": dict(d_model=32, d_ff=64, heads=4, layers=1, vocab=128),
 }
-IMPLEMENTATIONS = ["tfm", "tfm-bf16", "huggingface", "ctranslate2", "ctranslate2-int8"]
+IMPLEMENTATIONS = ["tfm", "tfm-bfloat16", "tfm-int8", "huggingface", "ctranslate2", "ctranslate2-int8"]
 EOS, UNK = 0, 1
 Translate = Callable[[Any, int], Any]  # (source ids [B, S], beam size) -> ids [B, T]
 
@@ -104,10 +104,9 @@ def table(replies: dict[str, list[dict]], cell: dict, case: dict, machine: dict)
 def limit(cell: dict, case: dict, machine: dict, name: str) -> dict:
     """The least seconds for one call by the decoder's weights alone: bytes over bandwidth, FLOPs over peak."""
     weights, steps = decoder_weights(case["size"]), case["target"]
-    narrow = name.endswith("bf16")
-    bytes_each = 1 if name.endswith("int8") else 2 if narrow else 4
-    memory = steps * weights * bytes_each / machine["bytes_per_s"][case["size"]]
-    peak = machine["flops_bfloat16" if narrow else "flops_float32"]
+    kind = name.partition("-")[2] or "float32"
+    memory = steps * weights * {"float32": 4, "bfloat16": 2, "int8": 1}[kind] / machine["bytes_per_s"][case["size"]]
+    peak = machine["flops_float32" if kind == "float32" else "flops_bfloat16"]  # products with int8 weights too
     products = steps * 2 * weights * cell["batch"] * cell["beam"] / peak
     return dict(seconds=max(memory, products), by="weight bytes" if memory > products else "products")
 
@@ -295,21 +294,19 @@ def make(case: dict) -> Translate:
 
 
 def make_tfm(case: dict, weights: str) -> Translate:
-    from dataclasses import replace
-
     import jax
-    import jax.numpy as jnp
     import numpy as np
 
     from tfm.decoding import logits
     from tfm.inference import Search, generate
     from tfm.interop import from_huggingface
+    from tfm.models.narrow import narrow_weights
+    from tfm.models.stepper import prepared
 
     config, params = from_huggingface(os.path.join(case["folder"], "huggingface"))
-    if weights == "bf16":
-        config = replace(config, dtype="bfloat16")
-        params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
-    params = jax.device_put(params)
+    if weights:
+        config, params = narrow_weights(config, params, weights)
+    config, params = prepared(config, jax.device_put(params))
     pad = config.vocab_size - 1
     rules = (logits.Suppress((EOS, pad)),)
 

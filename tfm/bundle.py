@@ -16,9 +16,10 @@ from tfm.decoding.logits import BelowSize
 from tfm.decoding.text import before_possible_stop, cut_at_stop, settled
 from tfm.generation import GenerationOptions, make_options
 from tfm.inference import Result, Rows, Search, classify, embed, generate, score_pairs, stream
+from tfm.models.narrow import Weights, narrow_weights
+from tfm.models.stepper import prepare
 
 TooLong = Literal["error", "cut"]
-Weights = Literal["bfloat16", "int8"]
 
 
 @dataclass(frozen=True)
@@ -76,8 +77,6 @@ class Bundle:
     @cached_property
     def prepared(self) -> Any:
         """The parameters laid out for decoding, once for all calls (`tfm.models.stepper.prepare`)."""
-        from tfm.models.stepper import prepare
-
         return prepare(self.model, self.params)
 
     def translate(self, texts: Sequence[str], **options: Any) -> list[Any]:
@@ -327,9 +326,8 @@ def load(path: str | Path, *, checkpoint: int | str = "newest", average: int = 1
     bundle = _load(Path(path), checkpoint, average, say)
     if weights is None:
         return bundle
-    from tfm.models.narrow import narrow_weights
-
-    return replace(bundle, params=narrow_weights(bundle.params, weights))
+    model, params = narrow_weights(bundle.model, bundle.params, weights)
+    return replace(bundle, config=bundle.config.replace(model=model), params=params)
 
 
 def _load(path: Path, checkpoint: int | str, average: int, say: Callable[[str], None]) -> Bundle:

@@ -18,25 +18,36 @@ import numpy as np
 
 from tfm.config import ModelConfig, require
 from tfm.decoding import (
+    Beam,
+    DiverseBeam,
     Greedy,
     Hypotheses,
     PromptLookup,
     Sample,
     Session,
-    beam_search,
-    greedy,
-    sample,
+    lexical_beam_search,
     speculate,
     token_log_probs,
 )
-from tfm.decoding.diverse import diverse_beam_search
-from tfm.decoding.lexical import lexical_beam_search
-from tfm.decoding.power_beam import Early, power_beam_search
+from tfm.decoding.power_beam import Early, PowerBeam
 from tfm.models import build
-from tfm.models.stepper import make_step, own_part, start_generation, start_translation
+from tfm.models.stepper import (
+    branch,
+    branches,
+    follow,
+    make_step,
+    own_part,
+    prepared,
+    start_generation,
+    start_translation,
+)
 from tfm.nn.cache import rewind
 
 Rows = Sequence[Sequence[int]]
+STEPS = 16
+"""Tokens after which finished rows may leave a batch."""
+SIZES = (8, 16, 32, 64)
+"""What a batch may shrink to."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +154,7 @@ def generate(config: ModelConfig, params: Any, rows: Rows, search: Search, *, li
 
     Args:
         config: of a model with a decoder.
-        params: its parameters.
+        params: its parameters, plain or `tfm.models.stepper.Prepared`.
         rows: ids of prompts, or of sources.
         search: how to choose.
         limits: most new tokens of each row.
@@ -160,20 +171,31 @@ def generate(config: ModelConfig, params: Any, rows: Rows, search: Search, *, li
     """
     require(not config.is_encoder_only, "model.decoder_layers", 0, "generation needs a decoder")
     check_rows(config, rows, config.source_vocab_size or config.vocab_size)
+    config, params = prepared(config, params)
     results: list[list[Result]] = [[] for _ in rows]
     done = 0
     for numbers, ids, mask in batches(rows, batch_size):
         padded = numbers + [numbers[0]] * (len(ids) - len(numbers))
         limit = np.array([_limit(config, limits[n], len(rows[n])) for n in padded], np.int32)
         buffer = bucket(int(limit.max()))
-        keys = jax.vmap(partial(jax.random.fold_in, jax.random.key(seed)))(np.array(padded, np.uint32))
-        found = jax.device_get(_search(config, search, buffer, start_id, params, ids, mask, limit, keys))
+        keys = _keys(jax.random.key(seed), np.array(padded, np.uint32)) if search.temperature > 0.0 else None
+        if search.lookup or search.phrases:
+            found = jax.device_get(_search(config, search, buffer, start_id, params, ids, mask, limit, keys))
+        else:
+            found = _session(config, search, buffer, start_id, params, ids, mask, limit, keys).run(
+                STEPS, [size for size in SIZES if size < len(ids)])
         for place, number in enumerate(numbers):
             results[number] = _results(found, place, search)
         done += len(numbers)
         if progress is not None:
             progress(done)
     return results
+
+
+@jax.jit
+def _keys(key: jax.Array, numbers: jax.Array) -> jax.Array:
+    """A key for each row number."""
+    return jax.vmap(partial(jax.random.fold_in, key))(numbers)
 
 
 def _limit(config: ModelConfig, wanted: int, prompt: int) -> int:
@@ -188,7 +210,7 @@ def _limit(config: ModelConfig, wanted: int, prompt: int) -> int:
 
 @partial(jax.jit, static_argnames=("config", "search", "buffer", "start_id"))
 def _search(config: ModelConfig, search: Search, buffer: int, start_id: int, params: Any, ids: jax.Array,
-            mask: jax.Array, limit: jax.Array, keys: jax.Array) -> Hypotheses:
+            mask: jax.Array, limit: jax.Array, keys: jax.Array | None) -> Hypotheses:
     shared, cache, prompt = _start(config, buffer + 1 + search.lookup, start_id, search.cache_dtype, params, ids, mask)
     step = make_step(config, params, shared)
     common: dict[str, Any] = {
@@ -200,22 +222,36 @@ def _search(config: ModelConfig, search: Search, buffer: int, start_id: int, par
                              key=keys, temperature=search.temperature, top_k=search.top_k, top_p=search.top_p,
                              min_p=search.min_p, typical_p=search.typical_p, **common)
         return found
-    if search.groups > 1:
-        return diverse_beam_search(step, cache, prompt, beam_size=search.beam_size, n_best=search.n_best,
-                                   groups=search.groups, diversity=search.diversity, **common)
-    if search.phrases:
-        return lexical_beam_search(step, cache, prompt, beam_size=search.beam_size, n_best=search.n_best,
-                                   phrases=_phrases(search, ids.shape[0]), **common)
-    if search.beam_size > 1 and search.length_penalty is not None:
-        del common["alpha"]
-        return power_beam_search(step, cache, prompt, beam_size=search.beam_size, n_best=search.n_best,
-                                 power=search.length_penalty, early_stopping=search.early_stopping, **common)
-    if search.beam_size > 1:
-        return beam_search(step, cache, prompt, beam_size=search.beam_size, n_best=search.n_best, **common)
+    return lexical_beam_search(step, cache, prompt, beam_size=search.beam_size, n_best=search.n_best,
+                               phrases=_phrases(search, ids.shape[0]), **common)
+
+
+def _session(config: ModelConfig, search: Search, buffer: int, start_id: int, params: Any, ids: np.ndarray,
+             mask: np.ndarray, limit: np.ndarray, keys: jax.Array | None) -> Session:
+    """A batch that has its first tokens, for all searches whose rows may leave it."""
+    loop = _loop(config, search)
+    slots = 1 + buffer * (loop.beam_size if isinstance(loop, Beam) and loop.spread is branch else 1)
+    shared, cache, prompt = _start(config, slots, start_id, search.cache_dtype, params, ids, mask)
+    return Session(loop, _session_step(config), params, shared, cache, prompt, max_length=limit, buffer_length=buffer,
+                   seen=None if config.is_encoder_decoder else np.where(mask, ids, -1), keys=keys)
+
+
+def _loop(config: ModelConfig, search: Search) -> Any:
+    """The settings of the loop that a search asks for."""
+    rules: tuple[Any, ...] = (search.eos_ids, search.pad_id, search.alpha, search.reweight, search.allow)
     if search.temperature > 0.0:
-        return sample(step, cache, prompt, key=keys, temperature=search.temperature, top_k=search.top_k,
-                      top_p=search.top_p, min_p=search.min_p, typical_p=search.typical_p, **common)
-    return greedy(step, cache, prompt, **common)
+        return Sample(*rules, search.temperature, search.top_k, search.typical_p, search.top_p, search.min_p)
+    if search.beam_size == 1:
+        return Greedy(*rules)
+    size = search.beam_size // search.groups
+    moves: dict[str, Any] = {"spread": branch, "reorder": follow} if branches(config, size) else {}
+    if search.groups > 1:
+        return DiverseBeam(*rules, size, size, groups=search.groups, diversity=search.diversity,
+                           each=search.n_best // search.groups, **moves)
+    if search.length_penalty is not None:
+        return PowerBeam(*rules, size, search.n_best, power=search.length_penalty,
+                         early_stopping=search.early_stopping, **moves)
+    return Beam(*rules, size, search.n_best, **moves)
 
 
 def _phrases(search: Search, batch: int) -> jax.Array:
@@ -252,10 +288,9 @@ def stream(config: ModelConfig, params: Any, row: Sequence[int], search: Search,
     ((_, ids, mask),) = batches([row], 1)
     limit = _limit(config, limit, len(row))
     buffer = bucket(limit)
-    rows, cache, prompt = _start(config, buffer + 1, start_id, search.cache_dtype, params, ids, mask)
-    session = Session(_token_search(search), _session_step(config), params, rows, cache, prompt, max_length=limit,
-                      buffer_length=buffer, seen=None if config.is_encoder_decoder else jnp.where(mask, ids, -1),
-                      keys=jax.random.split(jax.random.key(seed), 1))
+    keys = jax.random.split(jax.random.key(seed), 1) if search.temperature > 0.0 else None
+    config, params = prepared(config, params)
+    session = _session(config, search, buffer, start_id, params, ids, mask, np.array([limit]), keys)
     for found in session.stream(steps):
         yield _results(found, 0, search)[0]
 
@@ -274,13 +309,6 @@ def _start(config: ModelConfig, slots: int, start_id: int, dtype: str | None, pa
 @lru_cache
 def _session_step(config: ModelConfig) -> Callable[[Any, Any], Any]:
     return lambda params, shared: make_step(config, params, shared)
-
-
-def _token_search(search: Search) -> Any:
-    rules = (search.eos_ids, search.pad_id, search.alpha, search.reweight, search.allow)
-    if search.temperature > 0.0:
-        return Sample(*rules, search.temperature, search.top_k, search.typical_p, search.top_p, search.min_p)
-    return Greedy(*rules)
 
 
 def score_pairs(config: ModelConfig, params: Any, sources: Rows, targets: Rows, *, start_id: int,

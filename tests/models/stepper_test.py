@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
+from tfm.config import AttentionPattern
+from tfm.decoding import beam_search
 from tfm.models import build
-from tfm.models.stepper import make_step, own_part, start_generation, start_translation
+from tfm.models.stepper import (
+    branch,
+    branches,
+    follow,
+    make_step,
+    own_part,
+    start_generation,
+    start_translation,
+)
 
 
 def test_hypotheses_share_the_keys_of_their_sentence(small):
@@ -42,3 +55,37 @@ def test_generation_goes_on_from_prompts_of_either_padding(small):
     np.testing.assert_allclose(logits[:, 0], expected[jnp.array([2, 2, 0])], atol=3e-5)
     logits, _ = step(row[:, jnp.array([3, 3, 1])].T, cache)
     np.testing.assert_allclose(logits[:, 0], expected[jnp.array([3, 3, 1])], atol=3e-5)
+
+
+@pytest.mark.parametrize(("config", "limit"), [
+    ({"position": "sinusoidal", "num_kv_heads": 2}, 5), ({"position": "t5", "encoder_layers": 0}, 4),
+    ({"position": "rotary", "encoder_layers": 0, "num_kv_heads": 1}, 4)], ids=["translation", "t5", "rotary"])
+def test_beams_that_share_a_cache_are_those_that_move_it(small, config, limit):
+    """A path through one cache per row against copying keys and values, after a ragged prompt."""
+    config = small.config(**config)
+    params, ids = small.params(config), small.ids(0, (3, 4))
+    mask = jnp.asarray([[True] * 4, [True, True, False, False], [False, True, True, True]])
+
+    @partial(jax.jit, static_argnames="shared")
+    def run(shared):
+        slots = 1 + limit * (3 if shared else 1)
+        moves = {"spread": branch, "reorder": follow} if shared else {}
+        if config.is_encoder_decoder:
+            whole = start_translation(config, params, ids, mask, slots)
+            step, cache, prompt = make_step(config, params, whole), own_part(whole), jnp.ones((3, 1), jnp.int32)
+        else:
+            prompt, cache = start_generation(config, params, ids, mask, slots)
+            step = make_step(config, params)
+        return beam_search(step, cache, prompt, beam_size=3, n_best=3, max_length=limit, eos_id=2, **moves)
+
+    one, other = run(True), run(False)
+    np.testing.assert_array_equal(one.ids, other.ids)
+    np.testing.assert_allclose(one.scores, other.scores, atol=2e-5)
+    assert len({tuple(row) for row in np.asarray(one.ids[0]).tolist()}) == 3
+
+
+def test_beams_share_a_cache_where_every_layer_keeps_all_keys(small):
+    window = (AttentionPattern("window", window=2), AttentionPattern())
+    assert branches(small.config(), 4)
+    assert not branches(small.config(), 1) and not branches(small.config(), 100)
+    assert not branches(small.config(attention_pattern=window), 4)

@@ -21,6 +21,7 @@ from tfm.config import ModelConfig, require
 from tfm.models import build
 from tfm.models.scanned import unstack_layers
 from tfm.nn.attention import MultiHeadAttention
+from tfm.nn.cache import KeyValue
 from tfm.ops.attention import attention_weights
 from tfm.ops.positions import Shaw
 
@@ -163,11 +164,10 @@ def _weights(config: ModelConfig, places: tuple[Place, ...], params: Any, source
 
     def record(next_method: Callable[..., Any], args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
         module, method = context.module, context.method_name
-        if isinstance(module, MultiHeadAttention) and method in ("attend", "attend_linearly"):
+        if isinstance(module, MultiHeadAttention) and method in READ:
             place = _place_of(module.path)
             if place in places:
-                read = _scored if method == "attend" else _linear
-                found[place] = read(module, *args, **kwargs)
+                found[place] = READ[method](module, *args, **kwargs)
         return next_method(*args, **kwargs)
 
     ids = (source,) if target is None else (source, target)
@@ -191,6 +191,11 @@ def _scored(module: MultiHeadAttention, query: jax.Array, key: jax.Array, value:
                              relative=relative, query_positions=query_positions, key_positions=key_positions)
 
 
+def _stored(module: MultiHeadAttention, query: jax.Array, keys: KeyValue, **how: Any) -> jax.Array:
+    """What `MultiHeadAttention.attend_stored` multiplies its values with."""
+    return _scored(module, query, *keys.by_token(), **how)
+
+
 def _linear(module: MultiHeadAttention, query: jax.Array, key: jax.Array, value: jax.Array,
             key_mask: jax.Array | None, state: Any) -> jax.Array:
     """phi(q_i) . phi(k_j) / sum_j phi(q_i) . phi(k_j), phi = elu + 1: linear attention's weights, written out.
@@ -204,6 +209,10 @@ def _linear(module: MultiHeadAttention, query: jax.Array, key: jax.Array, value:
     if module.causal:
         products = jnp.where(jnp.tri(length, dtype=bool), products, 0.0)
     return products / products.sum(-1, keepdims=True)
+
+
+READ: dict[str, Callable[..., jax.Array]] = {
+    "attend": _scored, "attend_stored": _stored, "attend_linearly": _linear}
 
 
 def _numbers(count: int) -> tuple[str, ...]:

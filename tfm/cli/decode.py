@@ -46,6 +46,8 @@ class DecodeOptions:
     """A step, newest, or best (by BLEU on the validation split)."""
     average: int = 1
     """Mean of this many checkpoints."""
+    weights: Literal["bfloat16", "int8"] | None = None
+    """Narrow the matrices of the model when it is loaded. Default: as they were trained."""
     too_long: Literal["error", "cut"] = "error"
     """What to do with lines longer than the model can take."""
     replace_invalid: bool = False
@@ -66,7 +68,8 @@ def run_decoding(options: DecodeOptions) -> int:
     enable_compilation_cache()
     require(not (options.score and options.generation.n_best > 1), "--n-best", options.generation.n_best,
             "it does not go with --score")
-    bundle = load(options.model, checkpoint=checkpoint_choice(options.checkpoint), average=options.average, say=_say)
+    bundle = load(options.model, checkpoint=checkpoint_choice(options.checkpoint), average=options.average,
+                  weights=options.weights, say=_say)
     if options.verbose:
         _say(_describe(bundle, options))
     lines = read_lines(sys.stdin.buffer, replace=options.replace_invalid)

@@ -19,7 +19,7 @@ from tfm.cli.errors import run_main
 from tfm.cli.options import parse
 from tfm.config import require
 from tfm.data import Splits, Texts, load_splits
-from tfm.evaluation import exact_reconstruction, summary, token_figures, translate_split
+from tfm.evaluation import exact_reconstruction, pseudo_perplexity, summary, token_figures, translate_split
 from tfm.parallel.compilation import enable_compilation_cache
 from tfm.parallel.host import keep_freed_memory
 
@@ -44,6 +44,8 @@ class EvalOptions:
     """A step, newest, or best (by BLEU on the validation split)."""
     average: int = 1
     """Mean of this many checkpoints (the paper: 5 for base, 20 for big)."""
+    weights: Literal["bfloat16", "int8"] | None = None
+    """Narrow the matrices of the model when it is loaded. Default: as they were trained."""
     output: Path | None = None
     """Folder for sources, translations, references (as sacrebleu's command reads them) and figures.json."""
 
@@ -62,7 +64,7 @@ def run_evaluation(options: EvalOptions) -> int:
     if not (options.run / "checkpoints").is_dir():
         raise FileNotFoundError(f"{options.run} is no run folder: it has no checkpoints/")
     bundle = load(options.run, checkpoint=checkpoint_choice(options.checkpoint), average=options.average,
-                  say=lambda text: print(text, file=sys.stderr))
+                  weights=options.weights, say=lambda text: print(text, file=sys.stderr))
     splits = load_splits(bundle.config.data, bundle.config.train.seed)
     texts = splits.test if options.split == "test" else splits.valid
     require(len(texts) > 0, f"data.{options.split}", (), "the run's config names no files for it")
@@ -89,6 +91,10 @@ def _task_figures(bundle: Bundle, splits: Splits, texts: Texts, options: EvalOpt
         share = exact_reconstruction(bundle, splits, texts)
         print(f"{'exact':18} {share:.4f} of 100 examples reconstructed")
         return {"exact": share}
+    if task == "masked_lm":
+        found = pseudo_perplexity(bundle, splits, texts)
+        print(f"{'pseudo-perplexity':18} {found['pseudo_perplexity']:.4f} over {found['pseudo_tokens']:,} tokens")
+        return found
     if task != "translate":
         return {}
     chosen = {"beam_size": options.beam_size, "alpha": options.alpha, "batch_size": options.batch_size}

@@ -169,8 +169,8 @@ class Session:
             yield self.result()
 
     def run(self, steps: int = 16, sizes: Sequence[int] = ()) -> Hypotheses:
-        """Decode to the end, dropping done rows every `steps` tokens."""
+        """Decode to the end; where a batch may shrink to one of `sizes`, done rows leave it every `steps` tokens."""
         while not self.done.all():
-            self.advance(steps)
+            self.advance(steps if any(size < self.size for size in sizes) else self.length)
             self.compact(sizes)
         return self.result()

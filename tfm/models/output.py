@@ -10,13 +10,18 @@ from flax import linen as nn
 
 from tfm.config import ModelConfig
 from tfm.nn.embeddings import Embedding
-from tfm.nn.projection import embedding_initializer
+from tfm.nn.projection import embedding_initializer, scale_of
+from tfm.ops.narrow import narrow_projection
+
+CACHED_BYTES = 16 << 20
+"""A CPU multiplies a single row on one core, and two rows on all of them. That is worth a copy of the row while the
+matrix lies in the last cache; beyond, one core is as fast as the memory."""
 
 
 class OutputLogits(nn.Module):
     """logits = softcap(h E^T + b): `table` [V, M] where the output is not tied, `bias` [V] where the config asks.
 
-    A decoding may bring E^T [M, V] with it, as `decoding/output/matrix` (see `transposed_output`).
+    A decoding brings E^T [M, V] with it, as `decoding/output/matrix` (see `tfm.models.stepper.prepare`).
     """
 
     config: ModelConfig
@@ -28,15 +33,13 @@ class OutputLogits(nn.Module):
         dtype = jnp.dtype(config.param_dtype)
         if self.has_variable("decoding", "matrix"):
             matrix: Any = self.get_variable("decoding", "matrix")
-            logits = jnp.einsum("...M,MV->...V", hidden.astype(matrix.dtype), matrix,
-                                preferred_element_type=jnp.float32)
+            logits = _product(hidden, matrix, self.get_variable("decoding", "scale"))
         elif tied is not None:
             logits = tied.attend(hidden)
         else:
             table = self.param("table", embedding_initializer(config), (config.vocab_size, config.d_model), dtype)
-            wide = jnp.dtype(config.dtype)
-            logits = jnp.einsum("...M,VM->...V", hidden.astype(wide), table.astype(wide),
-                                preferred_element_type=jnp.float32)
+            wide = table.astype(config.dtype) if table.dtype == dtype else table
+            logits = _product(hidden, wide.T, scale_of(self))
         if config.logit_bias:
             logits = logits + self.param("bias", nn.initializers.zeros, (config.vocab_size,), dtype)
         if config.logit_softcap is not None:
@@ -56,21 +59,31 @@ def output_matrix(config: ModelConfig, params: Any) -> tuple[jax.Array, jax.Arra
         >>> matrix.shape, bias
         ((5, 8), None)
     """
-    bias = params["output"]["bias"] if config.logit_bias else None
-    if config.tie_embeddings in ("none", "inputs"):
-        return params["output"]["table"], bias
-    if config.is_encoder_decoder and config.tie_embeddings == "decoder":
-        return params["target_embedding"]["table"], bias
-    return params["token_embedding"]["table"], bias
+    table, scale = stored_output(config, params)
+    if scale is not None:
+        table = table * scale[:, None]
+    return table, params["output"]["bias"] if config.logit_bias else None
 
 
-def transposed_output(config: ModelConfig, params: Any) -> dict[str, Any]:
-    """The collection `decoding` for `apply`: the output matrix as [M, V], laid out once for all steps.
+def stored_output(config: ModelConfig, params: Any) -> tuple[jax.Array, jax.Array | None]:
+    """The output matrix [V, M] as it is stored, and the scales [V] of an int8 one."""
+    name = "output"
+    if config.tie_embeddings in ("all", "decoder"):
+        own = config.is_encoder_decoder and config.tie_embeddings == "decoder"
+        name = "target_embedding" if own else "token_embedding"
+    return params[name]["table"], params[name].get("scale")
 
-    A product of few rows with a matrix [V, M] would rearrange the matrix at every step, up to three times the work.
-    """
-    matrix = output_matrix(config, params)[0].astype(config.dtype)
-    return {"output": {"matrix": jax.lax.optimization_barrier(matrix.T)}}
+
+def _product(hidden: jax.Array, matrix: jax.Array, scale: jax.Array | None) -> jax.Array:
+    """hidden [..., M] times the matrix [M, V]; float32."""
+    rows = hidden
+    if hidden.size == hidden.shape[-1] and matrix.nbytes <= CACHED_BYTES and jax.default_backend() == "cpu":
+        rows = jnp.concatenate([hidden, hidden], axis=-2)
+    if scale is not None:
+        logits = narrow_projection(rows, matrix, scale=scale)
+    else:
+        logits = jnp.einsum("...M,MV->...V", rows.astype(matrix.dtype), matrix, preferred_element_type=jnp.float32)
+    return logits[..., : hidden.shape[-2], :]
 
 
 def check_ids(ids: jax.Array, name: str) -> None:

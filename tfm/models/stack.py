@@ -19,7 +19,7 @@ from tfm.nn.layers import Layer
 from tfm.nn.norms import make_norm
 from tfm.nn.positions import default_positions
 from tfm.nn.projection import SAVED, embedding_initializer
-from tfm.ops.masks import Causal, Padding, Prefix, Rule, Segments, Window
+from tfm.ops.masks import Causal, Matrix, Padding, Prefix, Rule, Segments, Window
 from tfm.ops.patterns import bigbird, longformer, sliding_window
 from tfm.ops.positions import Alibi, T5Bias, alibi_slopes, sinusoidal
 
@@ -209,6 +209,8 @@ class Stack(nn.Module):
             rules.append(pattern_rule(pattern, self.config, causal=self.causal))
         if valid is not None:
             rules.append(Padding(valid))
+        if where is not None and where.paths is not None:
+            rules.append(Matrix(where.paths[:, None]))
         if segments is not None:
             rules.append(Segments(segments, segments))
         return {"positions": positions, "key_positions": None if where is None else where.positions,

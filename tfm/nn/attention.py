@@ -10,14 +10,17 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from tfm.config import AttentionPattern, ModelConfig
-from tfm.nn.cache import KeyValue, Plan, store
+from tfm.nn.cache import KeyValue, Plan, by_head, store
 from tfm.nn.norms import Normalize
 from tfm.nn.positions import Rotary, rotary_from
 from tfm.nn.projection import Initializer, Lora, Projection, kernel_initializer, lora_from
 from tfm.nn.sharded import attend_on_mesh
 from tfm.ops.attention import Implementation, attention
+from tfm.ops.cached import FEW, cached_attention
 from tfm.ops.linear import LinearState, linear_attention, linear_attention_step
+from tfm.ops.narrow import narrow_projection
 from tfm.ops.positions import Shaw
+from tfm.ops.projection import projection
 
 
 class MultiHeadAttention(nn.Module):
@@ -66,15 +69,37 @@ class MultiHeadAttention(nn.Module):
             self.relative_keys = self.param("relative_keys", init, (rows, self.head_dim), dtype)
             self.relative_values = self.param("relative_values", init, (rows, self.value_dim), dtype)
 
-    def project_memory(self, memory: jax.Array, positions: jax.Array | None = None) -> KeyValue:
-        """Keys and values of memory [B, S, M], heads first, keys rotated to their positions."""
-        batch, length = memory.shape[:2]
-        key = self.key(memory).reshape(batch, length, self.num_kv_heads, self.head_dim)
-        value = self.value(memory).reshape(batch, length, self.num_kv_heads, self.value_dim)
+    def project_memory(self, memory: jax.Array) -> KeyValue:
+        """Keys and values of memory [B, S, M] as a cache stores them."""
+        return by_head(*self._keys(self.key(memory), self.value(memory), None))
+
+    def _query(self, projected: jax.Array, positions: Any) -> jax.Array:
+        """[B, T, H * D] -> [B, T, H, D], normalised and rotated to the positions."""
+        query = projected.reshape(*projected.shape[:2], self.num_heads, self.head_dim)
+        if self.qk_norm_epsilon is not None:
+            query = self.query_norm(query)
+        return query if self.rotary is None else self.rotary(query, positions)
+
+    def _keys(self, key: jax.Array, value: jax.Array, positions: Any) -> tuple[jax.Array, jax.Array]:
+        """[B, S, K * D] and [B, S, K * Dv] -> [B, S, K, D], normalised and rotated, and [B, S, K, Dv]."""
+        key = key.reshape(*key.shape[:2], self.num_kv_heads, self.head_dim)
+        value = value.reshape(*value.shape[:2], self.num_kv_heads, self.value_dim)
         if self.qk_norm_epsilon is not None:
             key = self.key_norm(key)
-        key = key if self.rotary is None else self.rotary(key, positions)
-        return KeyValue(key.swapaxes(1, 2), value.swapaxes(1, 2))
+        return key if self.rotary is None else self.rotary(key, positions), value
+
+    def _project(self, x: jax.Array) -> list[jax.Array]:
+        """Query, key and value of x [B, T, M]; in one product where a decoding has brought the fused matrix."""
+        if not self.has_variable("decoding", "fused"):
+            return [self.query(x), self.key(x), self.value(x)]
+        fused: Any = self.get_variable("decoding", "fused")
+        kernel, bias, dtype = fused["kernel"], fused.get("bias"), jnp.dtype(self.dtype)
+        if kernel.dtype == jnp.dtype(self.param_dtype):
+            y = projection(x, kernel, bias, dtype=dtype)
+        else:
+            y = narrow_projection(x, kernel, bias, scale=fused.get("scale"), dtype=dtype)
+        width = self.num_heads * self.head_dim
+        return jnp.split(y, (width, width + self.num_kv_heads * self.head_dim), axis=-1)
 
     def __call__(self, x: jax.Array, memory: KeyValue | None = None, *, positions: Any = None,
                  key_positions: Any = None, mask: Any = None, bias: Any = None, key_mask: jax.Array | None = None,
@@ -98,22 +123,30 @@ class MultiHeadAttention(nn.Module):
             [B, T, M], and the new `stored` where one is given.
         """
         batch, length = x.shape[:2]
-        query = self.query(x).reshape(batch, length, self.num_heads, self.head_dim)
-        if self.qk_norm_epsilon is not None:
-            query = self.query_norm(query)
-        if self.rotary is not None:
-            query = self.rotary(query, positions)
-        fresh = self.project_memory(x, positions) if memory is None else memory
-        key, value, after = fresh.key.swapaxes(1, 2), fresh.value.swapaxes(1, 2), stored
+        if memory is None:
+            projected, *pair = self._project(x)
+            key, value = self._keys(*pair, positions)
+        else:
+            projected = self.query(x)
+        query, after = self._query(projected, positions), stored
         if self.linear:
             heads, after = self.attend_linearly(query, key, value, key_mask, stored)
         else:
+            seen = memory
             if stored is not None and plan is not None:
-                after, key, value = store(stored, key, value, plan)
-            query = query.reshape(key.shape[0], -1, *query.shape[2:])  # beams that share keys: [B * n, T] -> [B, n * T]
-            heads = self.attend(query, key, value, mask=mask, bias=bias, query_positions=positions,
-                                key_positions=positions if key_positions is None else key_positions,
-                                deterministic=deterministic)
+                after, seen = store(stored, key, value, plan)
+            if seen is not None:
+                rows = seen.value.shape[0]  # beams that share keys: [B * n, T] -> [B, n * T]
+                query = query.reshape(rows, -1, *query.shape[2:])
+            how = {"mask": mask, "bias": bias, "query_positions": positions,
+                   "key_positions": positions if key_positions is None else key_positions,
+                   "deterministic": deterministic}
+            if seen is None:
+                heads = self.attend(query, key, value, **how)
+            elif query.shape[1] <= FEW and self.implementation == "auto":
+                heads = self.attend_stored(query, seen, **how)
+            else:
+                heads = self.attend(query, *seen.by_token(), **how)
         y = self.output(heads.reshape(batch, length, self.num_heads * self.value_dim))
         return y if stored is None else (y, after)
 
@@ -121,11 +154,8 @@ class MultiHeadAttention(nn.Module):
                query_positions: Any, key_positions: Any, deterministic: bool) -> jax.Array:
         """softmax(q k^T * scale + bias) v: [B, T, H, D], [B, S, K, D], [B, S, K, Dv] -> [B, T, H, Dv]."""
         rate = 0.0 if deterministic else self.dropout_rate
-        relative = None
-        if self.shaw_distance is not None:
-            relative = Shaw(self.relative_keys, self.relative_values)
-        common = {"mask": mask, "bias": bias, "scale": self.scale, "soft_cap": self.softcap, "relative": relative,
-                  "query_positions": query_positions, "key_positions": key_positions,
+        common = {"mask": mask, "bias": bias, "scale": self.scale, "soft_cap": self.softcap,
+                  "relative": self._relative(), "query_positions": query_positions, "key_positions": key_positions,
                   "implementation": self.implementation}
         heads = None if rate else attend_on_mesh(query, key, value, **common)
         if heads is None:
@@ -133,6 +163,19 @@ class MultiHeadAttention(nn.Module):
                               dropout_key=self.make_rng("dropout") if rate else None, **common)
         assert isinstance(heads, jax.Array)
         return heads
+
+    def attend_stored(self, query: jax.Array, keys: KeyValue, *, mask: Any, bias: Any, query_positions: Any,
+                      key_positions: Any, deterministic: bool) -> jax.Array:
+        """`attend` from a few queries to keys and values as a cache stores them."""
+        if not deterministic and self.dropout_rate:
+            return self.attend(query, *keys.by_token(), mask=mask, bias=bias, query_positions=query_positions,
+                               key_positions=key_positions, deterministic=False)
+        return cached_attention(query, keys.key, keys.value, mask=mask, bias=bias, scale=self.scale,
+                                soft_cap=self.softcap, relative=self._relative(), query_positions=query_positions,
+                                key_positions=key_positions)
+
+    def _relative(self) -> Shaw | None:
+        return None if self.shaw_distance is None else Shaw(self.relative_keys, self.relative_values)
 
     def attend_linearly(self, query: jax.Array, key: jax.Array, value: jax.Array, key_mask: jax.Array | None,
                         state: LinearState | None) -> tuple[jax.Array, LinearState | None]:

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from tfm.nn.projection import Initializer
+from tfm.nn.projection import Initializer, scale_of
+from tfm.ops.narrow import narrow_projection
 from tfm.parallel.rules import constrain
 
 
@@ -28,11 +29,16 @@ class Embedding(nn.Module):
 
     def __call__(self, ids: jax.Array) -> jax.Array:
         """ids: [...] int -> [..., features]."""
-        table = constrain(self.table, ("V", "M"))
-        return jnp.take(table, ids, axis=0, mode="fill", fill_value=jnp.nan).astype(jnp.dtype(self.dtype))
+        table, dtype, scale = constrain(self.table, ("V", "M")), jnp.dtype(self.dtype), scale_of(self)
+        if scale is None:
+            return jnp.take(table, ids, axis=0, mode="fill", fill_value=jnp.nan).astype(dtype)
+        scales = jnp.take(scale, ids, axis=0, mode="fill", fill_value=jnp.nan)
+        return (jnp.take(table, ids, axis=0, mode="clip") * scales[..., None]).astype(dtype)
 
     def attend(self, x: jax.Array) -> jax.Array:
         """Logits of x against each row in float32: x: [..., features] -> [..., rows]."""
+        if self.table.dtype != jnp.dtype(self.param_dtype):  # narrowed after training
+            return narrow_projection(x, self.table.T, scale=scale_of(self))
         dtype = jnp.dtype(self.dtype)
         return jnp.einsum("...M,VM->...V", x.astype(dtype), self.table.astype(dtype),
                           preferred_element_type=jnp.float32)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
 from tfm.config import ModelConfig
+from tfm.ops.narrow import narrow_projection
 from tfm.ops.projection import projection
 
 Initializer = Callable[..., jax.Array]
@@ -52,6 +54,11 @@ def lora_from(config: ModelConfig) -> Lora | None:
     return Lora(config.lora_rank, config.lora_alpha, config.lora_targets) if config.lora_rank else None
 
 
+def scale_of(module: nn.Module) -> Any:
+    """The scales of a module's int8 matrix (`tfm.models.narrow`), None where it has none."""
+    return module.get_variable("params", "scale")
+
+
 class Projection(nn.Module):
     """y = x W + b over the last axis: parameters `kernel` [in, features] and, if asked for, `bias` [features].
 
@@ -70,7 +77,10 @@ class Projection(nn.Module):
         dtype, stored = jnp.dtype(self.dtype), jnp.dtype(self.param_dtype)
         kernel = self.param("kernel", self.kernel_init, (x.shape[-1], self.features), stored)
         bias = self.param("bias", nn.initializers.zeros, (self.features,), stored) if self.use_bias else None
-        y = projection(x, kernel, bias, dtype=dtype)
+        if kernel.dtype == stored:
+            y = projection(x, kernel, bias, dtype=dtype)
+        else:  # narrowed after training
+            y = narrow_projection(x, kernel, bias, scale=scale_of(self), dtype=dtype)
         if self.lora is not None and self.lora.adapts(self.path):
             rank, init = self.lora.rank, nn.initializers.lecun_normal()
             down = self.param("lora_a", init, (x.shape[-1], rank), stored)

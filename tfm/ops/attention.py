@@ -84,7 +84,7 @@ def attention(
     if dropout_rate and dropout_key is None:
         raise ValueError(f"dropout_rate is {dropout_rate}, which needs a dropout_key")
     scoring = make_scoring(query, mask, bias, scale, relative, soft_cap, dropout_rate)
-    tokens = _tokens(query, key, query_positions, key_positions)
+    tokens = make_tokens(query, key, query_positions, key_positions)
     lacking = missing(scoring, *tokens, return_lse)
     if implementation == "cudnn" and lacking:
         raise ValueError(f"implementation 'cudnn' lacks {lacking}; 'blockwise' has it")
@@ -182,7 +182,7 @@ def attention_weights(
     """
     check_shapes(query, key, key)
     scoring = make_scoring(query, mask, bias, scale, relative, soft_cap, 0.0)
-    return softmax(dense_scores(query, key, scoring, *_tokens(query, key, query_positions, key_positions)))
+    return softmax(dense_scores(query, key, scoring, *make_tokens(query, key, query_positions, key_positions)))
 
 
 def check_shapes(query: jax.Array, key: jax.Array, value: jax.Array) -> None:
@@ -216,7 +216,7 @@ def make_scoring(
     )
 
 
-def _tokens(
+def make_tokens(
     query: jax.Array, key: jax.Array, query_positions: Array | None, key_positions: Array | None
 ) -> tuple[Tokens, Tokens]:
     def tokens(name: str, x: jax.Array, positions: Array | None) -> Tokens:
