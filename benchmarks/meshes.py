@@ -29,8 +29,8 @@ from tfm.training.step import init_state, make_train_step
 
 MESHES = ("data=1", "data=8", "fsdp=8", "data=2,tensor=4", "sequence=8", "fsdp=2,tensor=2,sequence=2")
 CONFIG = ModelConfig(vocab_size=256, d_model=64, d_ff=128, num_heads=4, num_kv_heads=4, encoder_layers=0,
-                     decoder_layers=2, position="rotary", norm="rms", norm_position="pre", gated=True, activation="silu",
-                     feed_forward_bias=False, dropout_rate=0.0)
+                     decoder_layers=2, position="rotary", norm="rms", norm_position="pre", gated=True,
+                     activation="silu", feed_forward_bias=False, dropout_rate=0.0)
 
 
 def make_batch(rows: int, length: int, seed: int) -> dict[str, np.ndarray]:

@@ -19,6 +19,7 @@ from tfm.models import build, output_matrix
 from tfm.training.loss import MODEL_INPUTS, right_padded_positions
 
 Say = Callable[[int], None]
+_MASKED_ROWS = 32
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,54 @@ def _figures(config: ModelConfig, params: Any, batch: Mapping[str, jax.Array]) -
     return jnp.sum(losses * weights), jnp.sum(right * weights), jnp.sum(weights)
 
 
+def pseudo_perplexity(bundle: Bundle, splits: Splits, texts: Texts, *, tokens: int = 1000) -> dict[str, float]:
+    """How well a masked language model knows each token from all the others.
+
+        exp(-1/N sum_i log p(w_i | w_1 ... w_(i-1), w_(i+1) ... w_n))
+
+    Args:
+        bundle: of a run with the task `masked_lm`.
+        splits: of its data.
+        texts: which texts.
+        tokens: most tokens that are masked in turn, those of the first texts; each costs a pass over its text.
+
+    Returns:
+        pseudo_perplexity, and pseudo_tokens: the number N.
+
+    Reference: Salazar et al. (2020), "Masked Language Model Scoring", equation 3.
+    """
+    tokenizer, total, number = _tokenizer(bundle), 0.0, 0
+    for batch in make_eval_batches(bundle.config, tokenizer, splits, texts):
+        for ids, mask in zip(batch["labels"], batch["mask"], strict=True):
+            places = np.flatnonzero(mask & ~tokenizer.is_special[ids])[:max(tokens - number, 0)]
+            for start in range(0, len(places), _MASKED_ROWS):
+                some = np.resize(places[start:start + _MASKED_ROWS], _MASKED_ROWS)  # filled up by repeating
+                found = _log_prob_of_masked(bundle.model, bundle.params, ids, mask, some, tokenizer.mask_id)
+                total += float(np.sum(np.asarray(found)[:len(places) - start], dtype=np.float64))
+            number += len(places)
+        if number >= tokens:
+            break
+    if not number:
+        raise ValueError("the split has no token to mask")
+    return {"pseudo_perplexity": math.exp(min(-total / number, 700.0)), "pseudo_tokens": number}
+
+
+@partial(jax.jit, static_argnames=("config",))
+def _log_prob_of_masked(config: ModelConfig, params: Any, ids: jax.Array, mask: jax.Array, places: jax.Array,
+                        mask_id: jax.Array) -> jax.Array:
+    """log p of each of the tokens [N] at `places` of ids [T], where it alone is masked."""
+    rows = jnp.where(jnp.arange(len(ids)) == places[:, None], mask_id, ids)
+    module: Any = build(config)
+    hidden = module.apply({"params": params}, rows, mask=jnp.broadcast_to(mask, rows.shape), method="hidden")
+    at_place = jnp.take_along_axis(hidden, places[:, None, None], axis=1)[:, 0]
+    matrix, bias = output_matrix(config, params)
+    logits = jnp.einsum("NM,VM->NV", at_place, matrix.astype(hidden.dtype), preferred_element_type=jnp.float32)
+    logits = logits if bias is None else logits + bias
+    if config.logit_softcap is not None:
+        logits = config.logit_softcap * jnp.tanh(logits / config.logit_softcap)
+    return jnp.take_along_axis(jax.nn.log_softmax(logits), ids[places][:, None], axis=-1)[:, 0]
+
+
 def translate_split(bundle: Bundle, pairs: Sequence[Any], **options: Any) -> Translations:
     """Translate a split and score it: BLEU and chrF of detokenised text by sacrebleu's defaults.
 
@@ -124,6 +173,6 @@ def _tokenizer(bundle: Bundle) -> Any:
 
 def summary(figures: Mapping[str, float], task: str) -> Iterable[tuple[str, str]]:
     """The figures as (name, text) lines, named as the task has them."""
-    names = {"perplexity": "pseudo-perplexity", "accuracy": "masked accuracy"} if task == "masked_lm" else {}
+    names = {"perplexity": "masked perplexity", "accuracy": "masked accuracy"} if task == "masked_lm" else {}
     for name, value in figures.items():
         yield names.get(name, name).replace("_", " "), f"{value:,.0f}" if name == "tokens" else f"{value:.4f}"

@@ -47,6 +47,43 @@ def test_collectives_by_hand():
         Collective("reduce-scatter", 64, 4, 4, 5), Collective("collective-permute", 64, 2, 5, 5)]
 
 
+WIDENED = """HloModule example
+
+%widen (x: f32[8,4]) -> f32[8,4] {
+  %x = f32[8,4]{1,0} parameter(0)
+  %narrow = bf16[8,4]{1,0} convert(%x)
+  %wide = f32[8,4]{1,0} convert(%narrow)
+  ROOT %turned = f32[8,4]{0,1} copy(%wide)
+}
+
+%take (a: s32[], sum: f32[8,4]) -> f32[2,4] {
+  %sum = f32[8,4]{1,0} parameter(1)
+  %a = s32[] parameter(0)
+  ROOT %part = f32[2,4]{1,0} dynamic-slice(%sum, %a, %a), dynamic_slice_sizes={2,4}
+}
+
+ENTRY %main (p: f32[8,4], q: f32[8,4], i: s32[]) -> f32[2,4] {
+  %p = f32[8,4]{1,0} parameter(0)
+  %q = f32[8,4]{1,0} parameter(1)
+  %i = s32[] parameter(2)
+  %w = f32[8,4]{0,1} fusion(%p), kind=kLoop, calls=%widen
+  %gathered = f32[32,4]{0,1} all-gather(%w), replica_groups={{0,1,2,3}}, dimensions={0}
+  %both = (f32[8,4]{1,0}, f32[8,4]{1,0}) all-reduce(%p, %q), replica_groups={{0,1,2,3}}, to_apply=%add
+  %one = f32[8,4]{1,0} get-tuple-element(%both), index=0
+  %two = f32[8,4]{1,0} get-tuple-element(%both), index=1
+  %mine = f32[2,4]{1,0} fusion(%i, %one), kind=kLoop, calls=%take
+  ROOT %out = f32[2,4]{1,0} custom-call(%mine, %two, %gathered)
+}
+"""
+
+
+def test_collectives_count_as_an_accelerator_has_them():
+    """[32, 4] gathered in 16 bits; of two sums of [8, 4] one is taken in parts of a quarter."""
+    assert parse_program(WIDENED).collectives() == [
+        Collective("all-gather", 256, 4, 4, 1), Collective("reduce-scatter", 32, 4, 4, 1),
+        Collective("all-reduce", 128, 4, 4, 1)]
+
+
 @pytest.mark.parametrize(("kind", "sent"), [("all-reduce", 150), ("all-gather", 75), ("all-to-all", 75),
                                             ("reduce-scatter", 300), ("collective-permute", 100)])
 def test_bytes_sent_round_a_ring_of_four(kind, sent):

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -18,6 +19,11 @@ FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while
 
 BRANCHES = "to_apply|calls|true_computation|false_computation|branch_computations"
 
+MOVES = {"copy", "bitcast", "transpose", "reshape"}
+"""Instructions that change no value."""
+
+_NARROW = re.compile(r" = (?:bf16|f16)\[")
+_KERNEL = re.compile(r'op_name="[^"]*attend/[^"]*while/(?:body|cond)')
 _INSTRUCTION = re.compile(r"^\s*(ROOT )?%?([\w.-]+) = (\(.*?\)|\S+) ([\w-]+)\((.*)$")
 _SHAPE = re.compile(r"(\w+)\[([\d,]*)\]")
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.-]+) \(.*\{$")
@@ -41,6 +47,12 @@ class Computation:
 
     instructions: dict[str, Instruction] = field(default_factory=dict)
     root: str = ""
+
+    @cached_property
+    def is_kernel(self) -> bool:
+        """Whether this is the body of a loop of attention."""
+        named = [x.text for x in self.instructions.values() if "op_name=" in x.text]
+        return 2 * sum(1 for text in named if _KERNEL.search(text)) > len(named)
 
 
 @dataclass(frozen=True)
@@ -82,22 +94,78 @@ class Program:
     runs: Mapping[str, int]
 
     def collectives(self) -> list[Collective]:
-        """Every communication between devices; those of a single device with itself are left out."""
+        """Every communication between devices, as an accelerator has it; that of a device with itself is left out.
+
+        The CPU's compiler sends in 32 bits what the program has in 16, and all of a sum of which each device then takes
+        its part: these count in 16 bits, and as a reduce-scatter.
+        """
         found = []
         for name, instruction in self._executed():
-            kind = instruction.opcode.removesuffix("-start")
-            if kind in COLLECTIVES:
-                size = instruction.size / (2 if instruction.opcode.endswith("-start") else 1)
-                group = _first_group(instruction.text)
-                if len(group) > 1:
+            kind, group = instruction.opcode.removesuffix("-start"), _first_group(instruction.text)
+            if kind not in COLLECTIVES or len(group) < 2:
+                continue
+            where = self.computations[name]
+            size = instruction.size / (2 if instruction.opcode.endswith("-start") else 1)
+            size *= self._narrowing(where, instruction)
+            taken = self._taken_in_parts(where, instruction) if kind == "all-reduce" else 0.0
+            for form, share in (("reduce-scatter", taken / len(group)), (kind, 1.0 - taken)):
+                if share:
                     span = max(group) - min(group) + 1
-                    found.append(Collective(kind, size, len(group), span, self.runs[name]))
+                    found.append(Collective(form, size * share, len(group), span, self.runs[name]))
         return found
 
     def traffic(self) -> float:
-        """Bytes that instructions read from and write to memory, if each fusion reads and writes once."""
+        """Bytes that instructions read from and write to memory, if each fusion reads and writes once.
+
+        The loops inside attention are left out: on an accelerator their blocks do not leave the chip.
+        """
         return sum(self.runs[name] * self._moved(self.computations[name], instruction)
-                   for name, instruction in self._executed() if instruction.opcode not in FREE)
+                   for name, instruction in self._executed()
+                   if instruction.opcode not in FREE and not self.computations[name].is_kernel)
+
+    def _narrowing(self, where: Computation, collective: Instruction) -> float:
+        """Share of the bytes that are left where values that were 16 bits wide until just before are sent so."""
+        sizes = [(where.instructions[name].size, self._was_narrow(where, name)) for name in collective.operands
+                 if name in where.instructions]
+        whole = sum(size for size, _ in sizes)
+        return sum(size / 2 if narrow else size for size, narrow in sizes) / whole if whole else 1.0
+
+    def _was_narrow(self, where: Computation, name: str) -> bool:
+        instruction = self._source(where, name)
+        if instruction is not None and instruction.opcode == "fusion":
+            inner = self.computations[_called(instruction.text, "calls")[0]]
+            return self._was_narrow(inner, inner.root)
+        if instruction is None or instruction.opcode != "convert" or _NARROW.search(instruction.text):
+            return False
+        before = where.instructions.get(instruction.operands[0])
+        return before is not None and _NARROW.search(before.text) is not None
+
+    def _source(self, where: Computation, name: str, through: frozenset[str] = frozenset(MOVES)) -> Instruction | None:
+        """The instruction that made a value, before it was only moved."""
+        instruction = where.instructions.get(name)
+        while instruction is not None and instruction.opcode in through:
+            instruction = where.instructions.get(instruction.operands[0])
+        return instruction
+
+    def _taken_in_parts(self, where: Computation, reduced: Instruction) -> float:
+        """Share of the bytes of a sum of which each device uses a slice alone."""
+        elements = [user for user in _users(where, reduced.name) if user.opcode == "get-tuple-element"]
+        parts = elements or [reduced]
+        taken = sum(part.size for part in parts if self._is_only_sliced(where, part.name))
+        return taken / sum(part.size for part in parts)
+
+    def _is_only_sliced(self, where: Computation, name: str) -> bool:
+        users = _users(where, name)
+        return bool(users) and all(self._slices(where, user, name) for user in users)
+
+    def _slices(self, where: Computation, user: Instruction, name: str) -> bool:
+        if user.opcode in MOVES:
+            return self._is_only_sliced(where, user.name)
+        if user.opcode == "fusion":
+            inner = self.computations[_called(user.text, "calls")[0]]
+            number = f" parameter({user.operands.index(name)})"
+            return any(number in x.text and self._is_only_sliced(inner, x.name) for x in inner.instructions.values())
+        return user.opcode == "dynamic-slice" and user.operands[0] == name
 
     def _executed(self) -> Iterator[tuple[str, Instruction]]:
         for name in self.runs:
@@ -118,10 +186,12 @@ class Program:
         """A fusion reads of an operand only the slices that it takes, and writes only the slice that it updates."""
         called = _called(instruction.text, "calls")
         inner = self.computations[called[0]]
-        total, root = instruction.size, inner.instructions.get(inner.root)
-        in_place = None
-        if root is not None and root.opcode == "dynamic-update-slice":
-            total, in_place = inner.instructions[root.operands[1]].size, root.operands[0]
+        total, moved = instruction.size, frozenset({*MOVES, "convert"})
+        update, in_place = self._source(inner, inner.root, moved), None
+        if update is not None and update.opcode == "dynamic-update-slice":
+            total *= inner.instructions[update.operands[1]].size / update.size
+            whole = self._source(inner, update.operands[0], moved)
+            in_place = None if whole is None else whole.name
         for name, parameter in inner.instructions.items():
             if parameter.opcode != "parameter" or name == in_place:
                 continue
@@ -170,6 +240,10 @@ def _count_runs(computations: Mapping[str, Computation], name: str, times: int, 
         elif instruction.opcode in ("call", "conditional", "async-start"):
             for called in _called(instruction.text, BRANCHES):
                 _count_runs(computations, called, times, runs)
+
+
+def _users(where: Computation, name: str) -> list[Instruction]:
+    return [user for user in where.instructions.values() if name in user.operands]
 
 
 def _called(text: str, names: str) -> list[str]:

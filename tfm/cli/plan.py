@@ -84,8 +84,8 @@ def show_plan(options: PlanOptions) -> int:
         console.print(f"compiled for data={small['data']}: a device's program is the same for more copies")
     for line in plan.advice():
         console.print(f"to make it fit: {line}")
-    console.print(f"compiled in {time.perf_counter() - started:.0f} s by the CPU's compiler: its temporaries in "
-                  "bfloat16 are up to twice an accelerator's", soft_wrap=True)
+    console.print(f"compiled in {time.perf_counter() - started:.0f} s by the CPU's compiler: in bfloat16 "
+                  "its temporaries and memory traffic are up to twice an accelerator's", soft_wrap=True)
     return 0
 
 
@@ -177,7 +177,7 @@ def _time(plan: Plan) -> Table:
         ("rows x tokens", f"{plan.rows:,} x {plan.length:,}"), ("FLOPs", f"{plan.flops:.4g}"),
         ("compute", _duration(plan.compute_seconds)), ("memory traffic", _duration(plan.memory_seconds)),
         ("network", _duration(plan.network_seconds)), *sent,
-        ("step, all overlapping", f"{_duration(plan.seconds)}, MFU at most {plan.mfu(plan.seconds):.0%}"),
+        ("step, all overlapping", f"{_duration(plan.seconds)}, MFU {plan.mfu(plan.seconds):.0%}"),
         ("step, nothing overlapping", f"{_duration(plan.serial_seconds)}, MFU {plan.mfu(plan.serial_seconds):.0%}")])
 
 

@@ -88,8 +88,8 @@ def fused_cross_entropy_sum(hidden: jax.Array, embedding: jax.Array, targets: ja
 
     Args:
         hidden, embedding, targets, smoothing, weights, bias, softcap, chunk_size: see `fused_cross_entropy`.
-        parts: numbers of equal parts into which devices split the [B, T] tokens along each axis. Each part sums its
-            own gradient of the embedding, so that devices exchange it once, and not once a chunk.
+        parts: numbers of equal parts into which devices split the [B, T] tokens along each axis. Each part has chunks
+            of its own and sums its own gradient of the embedding: devices exchange it once, and not once a chunk.
 
     Returns:
         scalar float32, in nats; divide it by the sum of the weights to get the mean.
@@ -218,7 +218,6 @@ def _parted_gradients(hidden: jax.Array, embedding: jax.Array, bias: jax.Array |
     rows, columns = form.parts
     if rows * columns == 1:
         return _scan_gradients(hidden, embedding, bias, weights, targets, form)
-    form = form._replace(chunk_size=max(1, form.chunk_size // (rows * columns)))
 
     def cut(x: jax.Array) -> jax.Array:  # [B, T, ...] -> [rows, columns, B / rows, T / columns, ...]
         x = x.reshape(rows, x.shape[0] // rows, columns, x.shape[1] // columns, *x.shape[2:])
