@@ -44,6 +44,8 @@ class EvalOptions:
     """A step, newest, or best (by BLEU on the validation split)."""
     average: int = 1
     """Mean of this many checkpoints (the paper: 5 for base, 20 for big)."""
+    weights: Literal["bfloat16", "int8"] | None = None
+    """Narrow the matrices of the model when it is loaded. Default: as they were trained."""
     output: Path | None = None
     """Folder for sources, translations, references (as sacrebleu's command reads them) and figures.json."""
 
@@ -62,7 +64,7 @@ def run_evaluation(options: EvalOptions) -> int:
     if not (options.run / "checkpoints").is_dir():
         raise FileNotFoundError(f"{options.run} is no run folder: it has no checkpoints/")
     bundle = load(options.run, checkpoint=checkpoint_choice(options.checkpoint), average=options.average,
-                  say=lambda text: print(text, file=sys.stderr))
+                  weights=options.weights, say=lambda text: print(text, file=sys.stderr))
     splits = load_splits(bundle.config.data, bundle.config.train.seed)
     texts = splits.test if options.split == "test" else splits.valid
     require(len(texts) > 0, f"data.{options.split}", (), "the run's config names no files for it")
