@@ -10,7 +10,8 @@ import tokenizers
 import transformers
 
 from tfm.data.foreign_files import load_foreign_tokenizer, save_foreign_tokenizer
-from tfm.data.tokenizer import tokenizer_from_bytes
+from tfm.data.foreign_tokenizer import ForeignTokenizer
+from tfm.data.tokenizer import ByteTokenizer, tokenizer_from_bytes
 
 LINES = ["the cat sat on the mat", "a dog, the big dog!", "cats and dogs sit on mats", "Ünder the sea 1234"] * 20
 TEXTS = ["the cat sat", "A dog and cats!", "dogs  on 42 mats", "über <extra_id_1> sea"]
@@ -92,3 +93,11 @@ def test_a_folder_without_a_tokenizer_and_one_with_shifted_ids(tmp_path):
     sentencepiece_model(tmp_path).rename(tmp_path / "sentencepiece.bpe.model")
     with pytest.raises(ValueError, match=r"only sentencepiece\.bpe\.model"):
         load_foreign_tokenizer(tmp_path)
+
+
+def test_plain_bytes_go_to_a_file_of_our_own(tmp_path):
+    tokenizer = ForeignTokenizer(ByteTokenizer(["<mask>"]), {"bos_id": 0}, before=(1,), after=(2,))
+    save_foreign_tokenizer(tokenizer, tmp_path)
+    back = load_foreign_tokenizer(tmp_path)
+    assert back.encode("ä") == tokenizer.encode("ä") and back.mask_id == tokenizer.mask_id
+    assert (back.bos_id, back.before, back.after) == (0, (1,), (2,))

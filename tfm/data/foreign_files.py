@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from tfm.data.foreign_tokenizer import ForeignTokenizer, MarianTokenizer
-from tfm.data.tokenizer import JsonTokenizer, SentencePieceTokenizer, Tokenizer
+from tfm.data.tokenizer import JsonTokenizer, SentencePieceTokenizer, Tokenizer, load_tokenizer
 
+OWN_FILE = "tfm_tokenizer.json"
 _ROLES = {
     "pad_id": ("pad_token",), "bos_id": ("bos_token", "cls_token"), "eos_id": ("eos_token", "sep_token"),
     "unk_id": ("unk_token",), "mask_id": ("mask_token",),
@@ -34,6 +35,9 @@ def load_foreign_tokenizer(folder: str | os.PathLike[str]) -> ForeignTokenizer |
       ValueError: a file that is damaged, or one whose ids only other software knows.
     """
     folder = Path(folder)
+    if (folder / OWN_FILE).is_file():
+        own = load_tokenizer(folder / OWN_FILE)
+        return own if isinstance(own, ForeignTokenizer) else ForeignTokenizer(own, {})
     settings = _settings(folder)
     names = {role: next((_text(settings[name]) for name in keys if settings.get(name)), None)
              for role, keys in _ROLES.items()}
@@ -55,7 +59,7 @@ def save_foreign_tokenizer(tokenizer: Tokenizer, folder: str | os.PathLike[str])
     """Write a tokenizer so that `load_foreign_tokenizer` finds it again, special ids and all.
 
     Args:
-      tokenizer: any but plain bytes, which no file of other software describes.
+      tokenizer: any; plain bytes, which no file of other software describes, go to a file of our own.
       folder: of the checkpoint.
     """
     folder = Path(folder)
@@ -65,6 +69,7 @@ def save_foreign_tokenizer(tokenizer: Tokenizer, folder: str | os.PathLike[str])
         inner.save_files(folder)
         return
     if not isinstance(inner, (JsonTokenizer, SentencePieceTokenizer)):
+        (folder / OWN_FILE).write_bytes(outer.to_bytes())
         return
     settings: dict[str, Any] = {f"{role[:-3]}_token": outer.piece(i) for role in _ROLES
                                 if (i := getattr(outer, role)) is not None and i >= 0}
