@@ -80,6 +80,18 @@ def test_clipping_scales_the_global_norm():
     np.testing.assert_allclose([updates["a"][0], updates["b"][0]], [-0.6, -0.8], rtol=1e-6)
 
 
+def test_weight_decay_goes_by_names_in_stacked_layers():
+    params = {"decoder": {"layers": {"query": {"kernel": jnp.ones((2, 3, 4)), "bias": jnp.ones((2, 4)),
+                                               "lora_a": jnp.ones((2, 3, 1))},
+                                     "self_attention_norm": {"scale": jnp.ones((2, 3))}}}}
+    optimizer = make_optimizer(OptimizerConfig(name="adamw", weight_decay=0.5), lambda count: 0.1)
+    updates, _ = optimizer.update(jax.tree.map(jnp.zeros_like, params), optimizer.init(params), params)
+    layers = updates["decoder"]["layers"]
+    for name in ("kernel", "lora_a"):
+        np.testing.assert_allclose(layers["query"][name], -0.05, rtol=1e-6)
+    assert not np.any(layers["query"]["bias"]) and not np.any(layers["self_attention_norm"]["scale"])
+
+
 def test_weight_decay_leaves_norms_and_biases_alone():
     params = {"final_norm": {"scale": 1.0, "bias": 1.0}, "query": {"kernel": 1.0, "bias": 1.0},
               "token_embedding": {"table": 1.0}}

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import jax
 import tyro
@@ -21,6 +21,7 @@ from tfm.cli.train_summary import summary_rows, trace_rows
 from tfm.config import Config, require
 from tfm.config_json import load_config
 from tfm.data import Splits, Tokenizer, build_tokenizer, class_names, load_splits, load_tokenizer
+from tfm.models.adapters import split_params, trainable
 from tfm.parallel.compilation import enable_compilation_cache
 from tfm.parallel.exchange import first_alone, is_first, wait_for_all
 from tfm.parallel.host import huge_pages_hint, keep_freed_memory
@@ -164,6 +165,13 @@ def prepare_run(folder: Path, config: Config,
     return config, splits, tokenizer, start
 
 
+def trained_rows(params: Any, pattern: str | None) -> list[tuple[str, str]]:
+    """How many of the parameters are trained, where it is not all of them."""
+    if pattern is None:
+        return []
+    return [("trained", f"{sum(leaf.size for leaf in jax.tree.leaves(split_params(params, pattern)[0])):,}")]
+
+
 def announce(parts: Parts, run: Run, state: TrainState, options: TrainOptions) -> None:
     """Print the table of what will run; compiles the first step for its memory."""
     config, mesh, done = parts.config, parts.mesh, int(state.step)
@@ -173,6 +181,7 @@ def announce(parts: Parts, run: Run, state: TrainState, options: TrainOptions) -
     rows = [("config", str(options.config_file)), ("run folder", str(parts.folder.absolute())),
             ("data", f"{config.data.source}, {len(parts.splits.train):,} training examples, {config.data.task}"),
             *parameter_rows(state.params),
+            *trained_rows(state.params, trainable(config.model)),
             ("tokens per step", f"up to {config.data.tokens_per_batch:,} a side, padding included"),
             ("steps", f"{config.train.steps:,}" + (f", going on from step {done:,}" if done else "")),
             ("devices", f"{devices.size} x {devices[0].device_kind} ({axes}){processes}"),
