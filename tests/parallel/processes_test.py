@@ -1,6 +1,8 @@
 """Several processes over loopback: the same run as one process, one stop for all, going on with other numbers."""
 
 import os
+import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -27,51 +29,53 @@ def get_config():
         DataConfig(generated_size=300, max_length=100, tokens_per_batch=700, buckets=1, tokenizer="byte",
                    too_long="cut"),
         OptimizerConfig(warmup_steps=10),
-        TrainConfig(steps=6, eval_every=3, checkpoint_every=2, log_every=1, eval_sentences=2, samples=0))
+        TrainConfig(steps=6, eval_every=3, checkpoint_every=2, log_every=1, eval_sentences=0))
 """
-LIMIT = 600
+LIMIT = 300
+"""Seconds after which a test gives up on its processes, and ends them."""
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
 def config_file(tmp_path_factory):
     path = tmp_path_factory.mktemp("configs") / "small.py"
     path.write_text(CONFIG)
-    return str(path)
+    return path
 
 
-def free_port():
+def start(command, processes, devices, *, stdin=None):
+    """One process of a command for each of them, with so many host devices."""
+    environment = os.environ | {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
+        port = one.getsockname()[1]
+    several = [["--coordinator", f"127.0.0.1:{port}", "--num-processes", str(processes), "--process-id", str(number),
+                "--time-out", "10"] for number in range(processes)]
+    return [subprocess.Popen([sys.executable, *map(str, command), *(extra if processes > 1 else [])], cwd=ROOT,
+                             env=environment, stdin=subprocess.PIPE if stdin else subprocess.DEVNULL, text=True,
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE) for extra in several]
 
 
-def start(config_file, folder, processes, devices, *options):
-    """One train.py for each process, with so many host devices each."""
-    environment = os.environ | {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
-    command = [sys.executable, "train.py", config_file, "--workdir", str(folder), *options]
-    port = free_port()
-    several = [["--coordinator", f"127.0.0.1:{port}", "--num-processes", str(processes), "--process-id", str(number)]
-               for number in range(processes)]
-    return [subprocess.Popen([*command, *(extra if processes > 1 else [])], env=environment, stderr=subprocess.PIPE,
-                             text=True, cwd=Path(__file__).parents[2]) for extra in several]
+def train(config_file, folder, processes, devices, *options):
+    return start(["train.py", config_file, "--workdir", folder, *options], processes, devices)
 
 
-def finish(running):
-    """(exit codes, stderr texts); none runs on after the time limit."""
-    deadline, texts = time.monotonic() + LIMIT, []
+def finish(running, stdin=None):
+    """(exit codes, what each wrote to stdout, to stderr); none runs on after the time limit."""
+    deadline, outputs = time.monotonic() + LIMIT, []
     try:
         for process in running:
-            texts.append(process.communicate(timeout=max(deadline - time.monotonic(), 1))[1])
+            outputs.append(process.communicate(stdin, timeout=max(deadline - time.monotonic(), 1)))
     finally:
         for process in running:
             process.kill()
-    return [process.returncode for process in running], texts
+    return [process.returncode for process in running], [out for out, _ in outputs], [error for _, error in outputs]
 
 
-def complete(config_file, folder, processes, devices, *options):
-    codes, texts = finish(start(config_file, folder, processes, devices, *options))
-    assert codes == [0] * processes, texts
-    return texts
+def complete(running, stdin=None):
+    codes, outputs, errors = finish(running, stdin)
+    assert codes == [0] * len(running), errors
+    return outputs, errors
 
 
 def wait_for_step(running, folder, step):
@@ -81,11 +85,11 @@ def wait_for_step(running, folder, step):
         time.sleep(0.05)
 
 
-
 def assert_same_run(folder, other):
+    """The same losses at every step, so the same examples in each, and the same parameters at the end."""
     lines, others = read_metrics(folder), read_metrics(other)
     assert [line["step"] for line in lines] == [line["step"] for line in others]
-    for name in ("loss", "valid_loss"):
+    for name in ("loss", "tokens", "valid_loss"):
         np.testing.assert_allclose([line[name] for line in lines if name in line],
                                    [line[name] for line in others if name in line], rtol=2e-5)
     last = str(checkpoint_steps(other)[-1])
@@ -93,48 +97,84 @@ def assert_same_run(folder, other):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-5), a, b)
 
 
+def test_two_processes_are_one_run(tmp_path, tiny_config, tiny_run):
+    """Two processes of two devices each do what the one process of `tiny_run` did."""
+    _, errors = complete(train(tiny_config, tmp_path / "run", 2, 2, "--train.eval-sentences", "0"))
+    assert "4 x cpu (data=4) in 2 processes" in errors[0]
+    assert "step 3/3" in errors[0] and "step" not in errors[1]
+    assert_same_run(tmp_path / "run", tiny_run)
+
+
 @pytest.fixture(scope="module")
 def alone(config_file, tmp_path_factory):
     """The run of one process with one device, never stopped."""
     folder = tmp_path_factory.mktemp("alone") / "run"
-    complete(config_file, folder, 1, 1)
+    complete(train(config_file, folder, 1, 1))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def killed(config_file, tmp_path_factory):
+    """A run of two processes with four devices each, of which one was killed between the steps 3 and 6."""
+    folder = tmp_path_factory.mktemp("killed") / "run"
+    running = train(config_file, folder, 2, 4)
+    wait_for_step(running, folder, 3)
+    running[1].kill()
+    codes, _, errors = finish(running)
+    assert codes[0] not in (0, 143) and "process 1" in errors[0], errors[0]
     return folder
 
 
 @pytest.mark.slow
-def test_two_processes_are_one_run(config_file, tmp_path, alone):
-    texts = complete(config_file, tmp_path / "run", 2, 2)
-    assert "4 x cpu (data=4) in 2 processes" in texts[0]
-    assert "step 6/6" in texts[0] and "step" not in texts[1]
+@pytest.mark.parametrize("processes, devices, mesh", [(1, 2, "data=2"), (4, 2, "fsdp=4,data=2"), (1, 1, "data=1")])
+def test_goes_on_with_other_numbers_after_kill_9_of_one(config_file, tmp_path, alone, killed, processes, devices, mesh):
+    shutil.copytree(killed, tmp_path / "run")
+    complete(train(config_file, tmp_path / "run", processes, devices, "--mesh", mesh))
     assert_same_run(tmp_path / "run", alone)
 
 
 @pytest.mark.slow
 def test_two_processes_that_split_the_parameters(config_file, tmp_path, alone):
-    complete(config_file, tmp_path / "run", 2, 2, "--mesh", "fsdp=2,tensor=2")
+    complete(train(config_file, tmp_path / "run", 2, 2, "--mesh", "fsdp=2,tensor=2"))
     assert_same_run(tmp_path / "run", alone)
 
 
 @pytest.mark.slow
-def test_sigterm_to_one_stops_all_at_the_same_step(config_file, tmp_path):
-    running = start(config_file, tmp_path / "run", 2, 1, "--train.steps", "100000")
+def test_without_the_first_process_the_others_end(config_file, tmp_path):
+    running = train(config_file, tmp_path / "run", 2, 1, "--train.steps", "100000")
+    wait_for_step(running, tmp_path / "run", 1)
+    running[0].kill()
+    codes, _, errors = finish(running)
+    assert codes[1] not in (0, 143) and re.search("process 0|task 0|leader", errors[1]), errors[1]
+
+
+@pytest.mark.slow
+def test_a_process_that_stands_still_is_named(config_file, tmp_path):
+    running = train(config_file, tmp_path / "run", 2, 1, "--train.steps", "100000")
+    wait_for_step(running, tmp_path / "run", 1)
+    running[1].send_signal(signal.SIGSTOP)
+    codes, _, errors = finish(running[:1])
+    running[1].kill()
+    assert codes[0] == 1 and "nothing was heard of process 1" in errors[0], errors[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("asked", [[1], [0, 1]])
+def test_sigterm_stops_all_at_the_same_step(config_file, tmp_path, asked):
+    running = train(config_file, tmp_path / "run", 2, 1, "--train.steps", "100000")
     wait_for_step(running, tmp_path / "run", 3)
-    running[1].send_signal(signal.SIGTERM)
-    codes, texts = finish(running)
-    assert codes == [143, 143], texts
+    for number in asked:
+        running[number].send_signal(signal.SIGTERM)
+    codes, _, errors = finish(running)
+    assert codes == [143, 143], errors
     assert checkpoint_steps(tmp_path / "run")[-1] == read_metrics(tmp_path / "run")[-1]["step"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes, devices", [(1, 2), (4, 2)])
-def test_goes_on_with_other_numbers_after_kill_9_of_one(config_file, tmp_path, alone, processes, devices):
-    running = start(config_file, tmp_path / "run", 2, 4)
-    wait_for_step(running, tmp_path / "run", 3)
-    running[1].kill()
-    codes, texts = finish(running)
-    assert codes[0] != 0 and "process" in texts[0]
-    complete(config_file, tmp_path / "run", processes, devices)
-    assert_same_run(tmp_path / "run", alone)
+def test_a_mistake_ends_all(config_file, tmp_path):
+    codes, _, errors = finish(train(config_file, tmp_path / "run", 2, 1, "--data.source", "text", "--data.train",
+                                    "absent.txt"))
+    assert codes == [2, 2] and all("absent.txt" in text.splitlines()[-1] for text in errors), errors
 
 
 @pytest.mark.parametrize("given, message", [

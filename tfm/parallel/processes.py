@@ -46,7 +46,8 @@ def start_processes(coordinator: str | None = None, num_processes: int | None = 
         raise ValueError(f"--process-id is {process_id}, but it must be from 0 to --num-processes - 1 = "
                          f"{num_processes - 1}")
     jax.config.update("jax_cpu_enable_async_dispatch", False)
-    jax.distributed.initialize(coordinator, num_processes, process_id, heartbeat_timeout_seconds=max(1, int(time_out)))
+    # Later than the watch, whose message says more.
+    jax.distributed.initialize(coordinator, num_processes, process_id, heartbeat_timeout_seconds=int(2 * time_out))
 
 
 def together(command: Callable[[], int]) -> int:

@@ -77,7 +77,8 @@ class Run:
         shards = batch_shards(self.mesh) // batch_part(self.mesh)[1]
         rows = pad_rows(batch, shards * self.config.optimizer.accumulate)
         if jax.process_count() > 1:
-            rows["stop"] = np.full(len(next(iter(rows.values()))), stop, np.int32)
+            count = row_tokens(rows)
+            rows |= {"stop": np.full(len(count), stop, np.int32), "count": count}
         return place_batch(rows, self.mesh)
 
 
@@ -157,7 +158,7 @@ class _Window:
     """The steps since the last report: their sums, their time, and the batches whose metrics are not here yet."""
 
     def __init__(self, run: Run) -> None:
-        self._run, self._parts = run, batch_part(run.mesh)[1]
+        self._run = run
         self._pending: deque[tuple[int, Any, Mapping[str, np.ndarray]]] = deque()
         self.stop = 0
         """Signal that some process got, as the steps seen so far tell it."""
@@ -197,14 +198,20 @@ class _Window:
             self._sums[name] += values[name]
         self._gradient_norm = values["gradient_norm"]
         self.stop = max(self.stop, int(values.get("stop", 0)))
-        self._tokens += count_tokens(batch) * self._parts
+        self._tokens += int(values.get("count", row_tokens(batch).sum()))
         self._run.meter.count(batch)
 
 
-def count_tokens(batch: Mapping[str, np.ndarray]) -> int:
-    """Real tokens of a batch, source and target together."""
-    masks = [batch[name] for name in ("source_mask", "target_mask", "mask") if name in batch]
-    return int(sum(np.count_nonzero(mask) for mask in masks or [batch["weights"]]))
+def row_tokens(batch: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Real tokens of each row of a batch, source and target together: [B] int32.
+
+    Example:
+        >>> row_tokens({"mask": np.array([[True, True], [True, False]])}).tolist()
+        [2, 1]
+    """
+    masks = [batch[name] for name in ("source_mask", "target_mask", "mask") if name in batch] or [batch["weights"]]
+    counts = [np.count_nonzero(mask.reshape(len(mask), -1), axis=1) for mask in masks]
+    return np.sum(counts, axis=0, dtype=np.int32)
 
 
 def _due(config: Config, step: int) -> bool:

@@ -31,6 +31,8 @@ class TrainState(struct.PyTreeNode):
 
 
 Metrics = dict[str, jax.Array]
+SIGNALS: dict[str, Callable[[jax.Array], jax.Array]] = {"stop": jnp.max, "count": jnp.sum}
+"""What several processes tell each other with a batch, one number a row."""
 StepFn = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
 
 
@@ -79,12 +81,13 @@ def make_train_step(loss_fn: LossFn, optimizer: optax.GradientTransformation, *,
 
     Returns:
         step: (state, batch) -> (state, {"loss", "weight": sums, "gradient_norm"}). Where the batch has "stop" [B], the
-        metrics have its maximum: so all processes learn at the same step that one of them was asked to stop.
+        metrics have its maximum: so all processes learn at the same step that one of them was asked to stop; where it
+        has "count" [B], they have its sum.
     """
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        signals = {"stop": jnp.max(batch["stop"])} if "stop" in batch else {}
-        batch = {name: x for name, x in batch.items() if name != "stop"}
+        signals = {name: reduce(batch[name]) for name, reduce in SIGNALS.items() if name in batch}
+        batch = {name: x for name, x in batch.items() if name not in SIGNALS}
         key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
         trained, frozen = split_params(state.params, trainable)
 
