@@ -73,7 +73,7 @@ def _rule(name: str, length: int) -> Any:
     return Causal() & pattern_rule(pattern, ModelConfig(vocab_size=1, max_positions=length), causal=True)
 
 
-def forward_cost(name: str, length: int, *, repeats: int = 3) -> dict[str, float]:
+def forward_cost(name: str, length: int, *, repeats: int = 9) -> dict[str, float]:
     """Time and memory of the forward pass of one layer's attention: 4 heads of width 16, one row.
 
     Args:
