@@ -10,14 +10,17 @@ from typing import Any, Literal
 
 import numpy as np
 
+from tfm.batching import Rows
 from tfm.config import Config, ModelConfig, require
 from tfm.data.tokenizer import Tokenizer, load_tokenizer
+from tfm.decoding import Accepted, minimum_bayes_risk
 from tfm.decoding.logits import BelowSize
 from tfm.decoding.text import before_possible_stop, cut_at_stop, settled
 from tfm.generation import GenerationOptions, make_options
-from tfm.inference import Result, Rows, Search, classify, embed, generate, score_pairs, stream
+from tfm.inference import classify, embed, generate, score_pairs, stream
 from tfm.models.narrow import Weights, narrow_weights
 from tfm.models.stepper import prepare
+from tfm.search import Result, Search
 
 TooLong = Literal["error", "cut"]
 
@@ -92,12 +95,14 @@ class Bundle:
                 "translation needs an encoder-decoder: use generate")
         return self.generate(texts, **{"beam_size": self.config.decode.beam_size, **options})
 
-    def generate(self, texts: Sequence[str], *, too_long: TooLong = "error", **options: Any) -> list[Any]:
+    def generate(self, texts: Sequence[str], *, too_long: TooLong = "error", draft: Bundle | None = None,
+                 **options: Any) -> list[Any]:
         """Continue texts (decoder), or write the output for them (encoder-decoder).
 
         Args:
             texts: prompts or sources.
             too_long: what to do with texts that the model cannot take: "error" or "cut" their end.
+            draft: a smaller model with the same tokenizer, whose guesses are checked `draft_length` at a time.
             **options: fields of `tfm.generation.GenerationOptions`, such as beam_size=4 or temperature=0.8.
 
         Returns:
@@ -106,15 +111,24 @@ class Bundle:
         Raises:
             ValueError: an option out of range, or a text too long for the model.
         """
-        texts = self._texts(texts)
-        n_best, stop = options.get("n_best") or 1, options.get("stop") or ()
+        texts, chosen = self._texts(texts), self.filled(make_options(options))
         filled = [i for i, text in enumerate(texts) if text.strip() or self.model.is_decoder_only]
-        found = self.results([self.source_ids(texts[i], too_long=too_long) for i in filled], **options)
-        outputs: list[Any] = ["" if n_best == 1 else [""] * n_best for _ in texts]
+        found = self.write([self.source_ids(texts[i], too_long=too_long) for i in filled], chosen, draft=draft)
+        outputs: list[Any] = ["" if chosen.n_best == 1 else [""] * chosen.n_best for _ in texts]
         for i, hypotheses in zip(filled, found, strict=True):
-            written = [cut_at_stop(self.decode(h.ids), stop)[0] for h in hypotheses]
-            outputs[i] = written[0] if n_best == 1 else written
+            written = [text for text, _ in hypotheses]
+            outputs[i] = written[0] if chosen.n_best == 1 else written
         return outputs
+
+    def write(self, rows: Rows, options: GenerationOptions, **how: Any) -> list[list[tuple[str, Result]]]:
+        """The texts that are generated for rows of ids, each with its result, best first; arguments as for `run`."""
+        times = options.mbr or 1
+        found = self.run([row for row in rows for _ in range(times)], options, **how)
+        texts = [[(cut_at_stop(self.decode(h.ids), options.stop)[0], h) for h in row] for row in found]
+        if not options.mbr:
+            return texts
+        samples = [[row[0] for row in texts[i : i + times]] for i in range(0, len(texts), times)]
+        return [[drawn[minimum_bayes_risk([text for text, _ in drawn])[0]]] for drawn in samples]
 
     def generate_ids(self, rows: Rows, *, beam_size: int = 1, max_length: int | None = None, n_best: int = 1,
                      eos_id: int | Sequence[int] | None = None, **options: Any) -> list[Any]:
@@ -150,12 +164,33 @@ class Bundle:
         return self.run(rows, self.filled(make_options(options)), eos_id=eos_id, progress=progress)
 
     def run(self, rows: Rows, options: GenerationOptions, *, eos_id: int | Sequence[int] | None = None,
-            progress: Callable[[int], None] | None = None) -> list[list[Result]]:
-        """`results` with options that are already made and `filled`."""
+            draft: Bundle | None = None, progress: Callable[[int], None] | None = None,
+            accepted: Callable[[Accepted], None] | None = None) -> list[list[Result]]:
+        """`results` with options that are already made and `filled`.
+
+        Args:
+            rows: ids as the model reads them.
+            options: how to generate; its `mbr` belongs to `write`.
+            eos_id: as for `results`.
+            draft: a smaller model with the same tokenizer, where `options.draft_length` is above 0.
+            progress: as for `results`.
+            accepted: called with the counts of drafted and accepted tokens of each batch, where tokens are drafted.
+        """
         assert options.batch_size is not None
+        if draft is not None:
+            require(draft.same_tokens(self), "draft", draft.model.vocab_size,
+                    "a model that drafts needs the tokenizer of the model that checks")
         return generate(self.model, self.prepared, rows, self._search(options, eos_id),
                         limits=[self._limit(options, row) for row in rows], start_id=self.special.start_id,
-                        batch_size=options.batch_size, seed=options.seed, progress=progress)
+                        batch_size=options.batch_size, seed=options.seed, progress=progress, accepted=accepted,
+                        draft=None if draft is None else (draft.model, draft.prepared))
+
+    def same_tokens(self, other: Bundle) -> bool:
+        """Whether the other model reads and writes the same ids as this one."""
+        if self.model.vocab_size != other.model.vocab_size or (self.tokenizer is None) != (other.tokenizer is None):
+            return False
+        mine, theirs = self.tokenizer, other.tokenizer
+        return mine is None or theirs is None or mine.to_bytes() == theirs.to_bytes()
 
     def filled(self, options: GenerationOptions, *, beam_size: int = 1) -> GenerationOptions:
         """Options with the checkpoint's own, or else the config's, where they say None; `beam_size` where none does."""
@@ -261,6 +296,27 @@ class Bundle:
         """The probability of each class, in the order of `config.data.labels`: [N, num_classes] float32."""
         rows = [self.source_ids(text, too_long=too_long) for text in self._texts(texts)]
         return classify(self.model, self.params, rows, batch_size=batch_size or self.config.decode.batch_size)
+
+    def align(self, sources: Sequence[str], outputs: Sequence[str]) -> list[tuple[list[tuple[int, int]], float]]:
+        """For each source and output the pairs (source word, output word) that cross-attention links, from 0, and how
+        sure it is of them, from 0 to 1; see `tfm.alignment`.
+
+        Raises:
+            ValueError: the model is no encoder-decoder, or a text is too long.
+        """
+        from tfm.alignment import align, cross_weights
+
+        sources, outputs = self._texts(sources), self._texts(outputs)
+        rows = [self.source_ids(text, too_long="cut") for text in sources]
+        targets = [self._tokenizer.encode_target(text) for text in outputs]
+        weights = cross_weights(self.model, self.params, rows, targets, start_id=self.special.start_id,
+                                batch_size=self.config.decode.batch_size)
+        before, after, piece = len(self.special.before), len(self.special.after), self._tokenizer.piece
+        found = []
+        for row, target, weight in zip(rows, targets, weights, strict=True):
+            text = [piece(i) for i in row[before : len(row) - after]]
+            found.append(align(weight[:, before:], text, [piece(i) for i in target]))
+        return found
 
     def attention_maps(self, source: str, target: str | None = None, *, part: Any = None,
                        layer: int | None = None) -> Any:

@@ -12,7 +12,7 @@ from tfm.config import DecodeConfig, require
 from tfm.config_json import unknown_field
 from tfm.decoding import logits as rules
 from tfm.decoding.power_beam import Early
-from tfm.inference import Search
+from tfm.search import Search
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,12 @@ class GenerationOptions:
     """Strength with which groups differ."""
     phrases: tuple[str, ...] = ()
     """Texts that every output must hold; needs beam_size above 1."""
+    coverage: float = 0.0
+    """Weight of Wu et al.'s coverage penalty: above 0, beams that leave words of the source out rank lower."""
+    mbr: int = 0
+    """Samples drawn for each input, of which the one most like the others is given (minimum Bayes risk with chrF)."""
+    draft_length: int = 0
+    """Speculative decoding: tokens a round guessed by a smaller model; the output stays the same. 0: none."""
     lookup: int = 0
     """Speculative decoding: tokens a round guessed from what the text repeats; the output stays the same. 0: none."""
     cache_dtype: Literal["float32", "bfloat16", "int8"] | None = None
@@ -80,7 +86,7 @@ class GenerationOptions:
         for name in ("beam_size", "n_best", "batch_size", "max_length"):
             value = getattr(self, name)
             require(value is None or value > 0, name, value, "it must be above 0")
-        for name in ("min_length", "no_repeat_ngram", "lookup"):
+        for name in ("min_length", "no_repeat_ngram", "lookup", "draft_length", "mbr"):
             require((getattr(self, name) or 0) >= 0, name, getattr(self, name), "it cannot be negative")
         require(self.max_length is None or (self.min_length or 0) <= self.max_length, "min_length", self.min_length,
                 f"it can be at most max_length={self.max_length}")
@@ -88,6 +94,9 @@ class GenerationOptions:
                 self.repetition_penalty, "it must be above 0")
         require(self.alpha is None or self.length_penalty is None, "length_penalty", self.length_penalty,
                 f"alpha={self.alpha} is the other penalty: give one of the two")
+        require(self.mbr == 0 or (self.temperature > 0.0 and self.n_best == 1), "mbr", self.mbr,
+                "it chooses one of several samples: set temperature above 0 and n_best=1")
+        require(self.diversity == 0.5 or self.groups > 1, "diversity", self.diversity, "it needs groups above 1")
         require(self.n_best == 1 or not self.stop, "stop", self.stop, f"it does not go with n_best={self.n_best}")
         self.search(eos_ids=(), pad_id=0)
 
@@ -100,7 +109,7 @@ class GenerationOptions:
             beam_size: where neither the options nor `own` have one.
             own: fields that the checkpoint's generation settings fill in, before the config.
         """
-        single = self.temperature > 0.0 or self.lookup > 0
+        single = self.temperature > 0.0 or self.lookup > 0 or self.draft_length > 0
         found = {"beam_size": beam_size, "batch_size": decode.batch_size, "max_length": decode.max_length,
                  **{name: value for name, value in own.items() if value is not None}}
         found["beam_size"] = 1 if single else max(found["beam_size"], self.n_best)
@@ -139,7 +148,7 @@ class GenerationOptions:
             pad_id=pad_id, reweight=(*reweight, *self._reweight()), allow=tuple(allow),
             groups=self.groups, diversity=self.diversity,
             phrases=() if encode is None else tuple(tuple(encode(phrase)) for phrase in self.phrases),
-            cache_dtype=self.cache_dtype, lookup=self.lookup)
+            cache_dtype=self.cache_dtype, coverage=self.coverage, lookup=self.lookup, draft=self.draft_length)
 
     def _reweight(self) -> list[Any]:
         chosen: list[Any] = []

@@ -8,7 +8,6 @@ not depend on its neighbours.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
@@ -16,12 +15,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tfm.batching import Rows, batches, bucket, by_row, check_rows, data_mesh, everywhere
 from tfm.config import ModelConfig, require
 from tfm.decoding import (
+    Accepted,
     Beam,
     DiverseBeam,
     Greedy,
     Hypotheses,
+    ModelDraft,
     PromptLookup,
     Sample,
     Session,
@@ -29,7 +31,7 @@ from tfm.decoding import (
     speculate,
     token_log_probs,
 )
-from tfm.decoding.power_beam import Early, PowerBeam
+from tfm.decoding.power_beam import PowerBeam
 from tfm.models import build
 from tfm.models.stepper import (
     branch,
@@ -42,114 +44,18 @@ from tfm.models.stepper import (
     start_translation,
 )
 from tfm.nn.cache import rewind
+from tfm.search import Result, Search
 
-Rows = Sequence[Sequence[int]]
 STEPS = 16
 """Tokens after which finished rows may leave a batch."""
 SIZES = (8, 16, 32, 64)
 """What a batch may shrink to."""
 
 
-@dataclass(frozen=True)
-class Search:
-    """How hypotheses are chosen; hashable, since one program is compiled for each."""
-
-    beam_size: int = 1
-    """1: greedy, or sampling where `temperature` is above 0."""
-    alpha: float = 0.6
-    length_penalty: float | None = None
-    """Beams as `power_beam_search` has them; None: as `beam_search`, with `alpha`."""
-    early_stopping: Early = False
-    """With length_penalty: when a row stops."""
-    n_best: int = 1
-    temperature: float = 0.0
-    """0: the most probable token."""
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    typical_p: float | None = None
-    eos_ids: tuple[int, ...] = ()
-    pad_id: int = 0
-    reweight: tuple[Any, ...] = ()
-    """Rules of `tfm.decoding.logits` that change the choice."""
-    allow: tuple[Any, ...] = ()
-    """Rules of `tfm.decoding.logits` that say which tokens may come next."""
-    cache_dtype: str | None = None
-    """Type of stored keys and values; None: the model's."""
-    groups: int = 1
-    """Groups of beams that are made to differ (Vijayakumar et al., 2018)."""
-    diversity: float = 0.5
-    """Strength with which they are."""
-    phrases: tuple[tuple[int, ...], ...] = ()
-    """Sequences of ids that every hypothesis must hold."""
-    lookup: int = 0
-    """Tokens drafted a round from the text so far (speculative decoding by prompt lookup); 0: none."""
-
-    def __post_init__(self) -> None:
-        require(self.temperature >= 0.0, "temperature", self.temperature, "it cannot be negative")
-        require(self.temperature == 0.0 or self.beam_size == 1, "temperature", self.temperature,
-                f"sampling does not go together with beam_size={self.beam_size}: set one of the two")
-        require(self.lookup == 0 or self.beam_size == 1, "lookup", self.lookup,
-                f"speculative decoding does not go together with beam_size={self.beam_size}")
-        for name in ("groups", "n_best"):
-            require(self.groups == 1 or self.beam_size % self.groups == self.n_best % self.groups == 0, name,
-                    getattr(self, name), f"beam_size={self.beam_size} and n_best must be multiples of groups")
-        require(not self.phrases or (self.beam_size > 1 and self.groups == 1), "phrases", self.phrases,
-                "required phrases need beam_size above 1 and groups=1")
-        require(self.length_penalty is None or (self.groups == 1 and not self.phrases), "length_penalty",
-                self.length_penalty, "it does not go together with groups or phrases: use alpha")
-        cuts = [name for name in ("top_k", "top_p", "min_p", "typical_p") if getattr(self, name) is not None]
-        require(not cuts or self.temperature > 0.0, ", ".join(cuts), tuple(getattr(self, name) for name in cuts),
-                "it needs sampling: set temperature above 0")
-        require(1 <= self.n_best <= self.beam_size, "n_best", self.n_best,
-                f"it must be from 1 to beam_size={self.beam_size}")
-
-
-@dataclass(frozen=True)
-class Result:
-    """One hypothesis: new ids with EOS left off, its score, and whether it ended by itself."""
-
-    ids: list[int]
-    score: float
-    finished: bool
-    log_probs: list[float]
-
-
-def bucket(length: int) -> int:
-    """The padded length of a row: 8, 16, 24, 32, 48, 64, 96, 128, 192, ...
-
-    Example:
-        >>> [bucket(n) for n in (1, 9, 33, 65, 100)]
-        [8, 16, 48, 96, 128]
-    """
-    if length <= 32:
-        return max(8, -(-length // 8) * 8)
-    power = 1 << (length - 1).bit_length()
-    return power * 3 // 4 if length <= power * 3 // 4 else power
-
-
-def batches(rows: Rows, batch_size: int) -> Iterator[tuple[list[int], np.ndarray, np.ndarray]]:
-    """Group rows by bucket: (numbers of the rows, ids [B, S], mask [B, S]); B is a power of two or batch_size.
-
-    Rows that fill up a batch copy its first one; their results are dropped since they have no number.
-    """
-    groups: dict[int, list[int]] = {}
-    for number, row in enumerate(rows):
-        groups.setdefault(bucket(len(row)), []).append(number)
-    for length, numbers in sorted(groups.items()):
-        for start in range(0, len(numbers), batch_size):
-            chosen = numbers[start : start + batch_size]
-            size = min(batch_size, 1 << (len(chosen) - 1).bit_length())
-            ids, mask = np.zeros((size, length), np.int32), np.zeros((size, length), bool)
-            for place, number in enumerate(chosen + [chosen[0]] * (size - len(chosen))):
-                ids[place, : len(rows[number])] = rows[number]
-                mask[place, : len(rows[number])] = True
-            yield chosen, ids, mask
-
-
 def generate(config: ModelConfig, params: Any, rows: Rows, search: Search, *, limits: Sequence[int], start_id: int,
-             batch_size: int = 32, seed: int = 0,
-             progress: Callable[[int], None] | None = None) -> list[list[Result]]:
+             batch_size: int = 32, seed: int = 0, draft: tuple[ModelConfig, Any] | None = None,
+             progress: Callable[[int], None] | None = None,
+             accepted: Callable[[Accepted], None] | None = None) -> list[list[Result]]:
     """The n best continuations (decoder) or outputs (encoder-decoder) of each row, in order.
 
     Args:
@@ -161,7 +67,9 @@ def generate(config: ModelConfig, params: Any, rows: Rows, search: Search, *, li
         start_id: first input of an encoder-decoder's decoder (BOS).
         batch_size: most rows at a time.
         seed: of sampling; a row's draw depends on the seed and its number alone.
+        draft: config and parameters of the smaller model of the same vocabulary that drafts `search.draft` tokens.
         progress: called with the number of rows done.
+        accepted: called with the counts of drafted and accepted tokens of each batch, where tokens are drafted.
 
     Returns:
         For each row its `n_best` results, best first.
@@ -171,7 +79,12 @@ def generate(config: ModelConfig, params: Any, rows: Rows, search: Search, *, li
     """
     require(not config.is_encoder_only, "model.decoder_layers", 0, "generation needs a decoder")
     check_rows(config, rows, config.source_vocab_size or config.vocab_size)
+    require(search.coverage == 0.0 or config.is_encoder_decoder, "coverage", search.coverage,
+            "it counts the attention to a source, which a decoder does not have")
+    require((draft is not None) == (search.draft > 0), "draft", search.draft, "it goes with a model that drafts")
     config, params = prepared(config, params)
+    mesh = data_mesh(params)
+    params, draft = everywhere(params, mesh), draft and (draft[0], everywhere(draft[1], mesh))
     results: list[list[Result]] = [[] for _ in rows]
     done = 0
     for numbers, ids, mask in batches(rows, batch_size):
@@ -179,8 +92,12 @@ def generate(config: ModelConfig, params: Any, rows: Rows, search: Search, *, li
         limit = np.array([_limit(config, limits[n], len(rows[n])) for n in padded], np.int32)
         buffer = bucket(int(limit.max()))
         keys = _keys(jax.random.key(seed), np.array(padded, np.uint32)) if search.temperature > 0.0 else None
-        if search.lookup or search.phrases:
-            found = jax.device_get(_search(config, search, buffer, start_id, params, ids, mask, limit, keys))
+        ids, mask, limit = by_row((ids, mask, limit), mesh)
+        if search.lookup or search.draft or search.phrases:
+            found, counts = jax.device_get(_search(config, search, buffer, start_id, params, ids, mask, limit, keys,
+                                                   *(draft or (None, None))))
+            if counts is not None and accepted is not None:
+                accepted(counts)
         else:
             found = _session(config, search, buffer, start_id, params, ids, mask, limit, keys).run(
                 STEPS, [size for size in SIZES if size < len(ids)])
@@ -208,22 +125,30 @@ def _limit(config: ModelConfig, wanted: int, prompt: int) -> int:
     return min(wanted, config.max_positions - used)
 
 
-@partial(jax.jit, static_argnames=("config", "search", "buffer", "start_id"))
+@partial(jax.jit, static_argnames=("config", "search", "buffer", "start_id", "draft_config"))
 def _search(config: ModelConfig, search: Search, buffer: int, start_id: int, params: Any, ids: jax.Array,
-            mask: jax.Array, limit: jax.Array, keys: jax.Array | None) -> Hypotheses:
-    shared, cache, prompt = _start(config, buffer + 1 + search.lookup, start_id, search.cache_dtype, params, ids, mask)
+            mask: jax.Array, limit: jax.Array, keys: jax.Array | None, draft_config: ModelConfig | None = None,
+            draft_params: Any = None) -> tuple[Hypotheses, Accepted | None]:
+    """What does not run as a session: speculative decoding, and required phrases."""
+    size = search.lookup or search.draft
+    slots = buffer + 1 + size
+    shared, cache, prompt = _start(config, slots, start_id, search.cache_dtype, params, ids, mask)
     step = make_step(config, params, shared)
     common: dict[str, Any] = {
         "max_length": limit, "buffer_length": buffer, "eos_id": search.eos_ids, "pad_id": search.pad_id,
         "alpha": search.alpha, "reweight": search.reweight, "allow": search.allow,
         "seen": None if config.is_encoder_decoder else jnp.where(mask, ids, -1)}
-    if search.lookup:
-        found, _ = speculate(step, cache, prompt, draft=PromptLookup(), rewind=rewind, draft_length=search.lookup,
-                             key=keys, temperature=search.temperature, top_k=search.top_k, top_p=search.top_p,
-                             min_p=search.min_p, typical_p=search.typical_p, **common)
-        return found
-    return lexical_beam_search(step, cache, prompt, beam_size=search.beam_size, n_best=search.n_best,
-                               phrases=_phrases(search, ids.shape[0]), **common)
+    if search.phrases:
+        return lexical_beam_search(step, cache, prompt, beam_size=search.beam_size, n_best=search.n_best,
+                                   phrases=_phrases(search, ids.shape[0]), **common), None
+    draft: PromptLookup | ModelDraft = PromptLookup()
+    if search.draft:
+        assert draft_config is not None
+        own, drafting, _ = _start(draft_config, slots, start_id, search.cache_dtype, draft_params, ids, mask)
+        draft = ModelDraft(make_step(draft_config, draft_params, own), drafting, rewind)
+    return speculate(step, cache, prompt, draft=draft, rewind=rewind, draft_length=size, key=keys,
+                     temperature=search.temperature, top_k=search.top_k, top_p=search.top_p, min_p=search.min_p,
+                     typical_p=search.typical_p, **common)
 
 
 def _session(config: ModelConfig, search: Search, buffer: int, start_id: int, params: Any, ids: np.ndarray,
@@ -232,8 +157,9 @@ def _session(config: ModelConfig, search: Search, buffer: int, start_id: int, pa
     loop = _loop(config, search)
     slots = 1 + buffer * (loop.beam_size if isinstance(loop, Beam) and loop.spread is branch else 1)
     shared, cache, prompt = _start(config, slots, start_id, search.cache_dtype, params, ids, mask)
-    return Session(loop, _session_step(config), params, shared, cache, prompt, max_length=limit, buffer_length=buffer,
-                   seen=None if config.is_encoder_decoder else np.where(mask, ids, -1), keys=keys)
+    return Session(loop, _session_step(config, search.coverage > 0.0), params, shared, cache, prompt, max_length=limit,
+                   buffer_length=buffer, seen=None if config.is_encoder_decoder else np.where(mask, ids, -1), keys=keys,
+                   source_mask=mask if search.coverage else None)
 
 
 def _loop(config: ModelConfig, search: Search) -> Any:
@@ -251,7 +177,7 @@ def _loop(config: ModelConfig, search: Search) -> Any:
     if search.length_penalty is not None:
         return PowerBeam(*rules, size, search.n_best, power=search.length_penalty,
                          early_stopping=search.early_stopping, **moves)
-    return Beam(*rules, size, search.n_best, **moves)
+    return Beam(*rules, size, search.n_best, coverage=search.coverage, **moves)
 
 
 def _phrases(search: Search, batch: int) -> jax.Array:
@@ -284,6 +210,8 @@ def stream(config: ModelConfig, params: Any, row: Sequence[int], search: Search,
         Ever longer results; the last one is whole.
     """
     require(search.beam_size == 1, "beam_size", search.beam_size, "a stream needs beam_size=1: beams change their past")
+    for name in ("lookup", "draft"):
+        require(getattr(search, name) == 0, name, getattr(search, name), "a stream goes token by token")
     check_rows(config, [row], config.source_vocab_size or config.vocab_size)
     ((_, ids, mask),) = batches([row], 1)
     limit = _limit(config, limit, len(row))
@@ -307,8 +235,8 @@ def _start(config: ModelConfig, slots: int, start_id: int, dtype: str | None, pa
 
 
 @lru_cache
-def _session_step(config: ModelConfig) -> Callable[[Any, Any], Any]:
-    return lambda params, shared: make_step(config, params, shared)
+def _session_step(config: ModelConfig, attention: bool) -> Callable[[Any, Any], Any]:
+    return lambda params, shared: make_step(config, params, shared, attention=attention)
 
 
 def score_pairs(config: ModelConfig, params: Any, sources: Rows, targets: Rows, *, start_id: int,
@@ -435,13 +363,3 @@ def classify(config: ModelConfig, params: Any, rows: Rows, *, batch_size: int = 
 def _classify(config: ModelConfig, params: Any, ids: jax.Array, mask: jax.Array) -> jax.Array:
     module: Any = build(config)
     return jax.nn.softmax(module.apply({"params": params}, ids, mask=mask, method="class_logits"), axis=-1)
-
-
-def check_rows(config: ModelConfig, rows: Rows, vocab_size: int) -> None:
-    """Refuse empty rows, ids outside the vocabulary, and rows past a learned position table."""
-    for number, row in enumerate(rows):
-        require(len(row) > 0, f"row {number}", list(row), "it needs at least one id")
-        require(min(row) >= 0 and max(row) < vocab_size, f"row {number}", [min(row), max(row)],
-                f"ids must lie in [0, {vocab_size})")
-        require(config.position != "learned" or len(row) <= config.max_positions, f"the length of row {number}",
-                len(row), f"the model has {config.max_positions} positions: shorten the text or ask for it to be cut")

@@ -15,7 +15,8 @@ def decode(tiny_run, capsys, monkeypatch):
     def run(data: bytes, *options: str, model=tiny_run):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding="utf-8"))
         capsys.readouterr()
-        code = main([str(model), "--max-length", "4", *options])
+        length = () if "--score" in options else ("--max-length", "4")
+        code = main([str(model), *length, *options])
         return code, *capsys.readouterr()
 
     return run
@@ -48,6 +49,49 @@ def test_n_best_lines_carry_their_number_and_score(decode):
     assert all(float(field[2]) <= 0 for field in fields)
 
 
+def test_the_n_best_say_more_where_asked(decode):
+    _, out, _ = decode(b"a\nb\n", "--n-best", "2", "--beam-size", "3", "--token-scores", "--alpha", "0")
+    for line in out.splitlines():
+        _, _, score, tokens, *mark = line.split(" ||| ")
+        assert mark in ([], ["unfinished"])
+        values = [float(value) for value in tokens.split()]
+        assert sum(values) == pytest.approx(float(score), abs=1e-3)
+        assert len(values) == 4 or not mark
+
+
+def test_alignments_are_pairs_of_words_that_exist(decode):
+    _, out, _ = decode(b"one two\n\nthree\n", "--alignment", "--beam-size", "2")
+    assert out.splitlines()[1].split(" ||| ") == ["", "", "0.0000"]
+    for line, source in zip(out.splitlines()[::2], ("one two", "three"), strict=True):
+        text, pairs, sure = line.split(" ||| ")
+        assert [int(pair.split("-")[1]) for pair in pairs.split()] == list(range(len(pairs.split())))
+        assert len(pairs.split()) <= max(1, len(text.split()))
+        assert all(0 <= int(pair.split("-")[0]) < len(source.split()) for pair in pairs.split())
+        assert 0 <= float(sure) <= 1
+
+
+def test_a_model_drafts_for_itself_without_a_miss(decode, tiny_run):
+    """The draft is the model: every guess holds, and the output is that of greedy search."""
+    code, out, err = decode(b"one two\nthree\n", "--draft", str(tiny_run), "--draft-length", "2", "--batch-size", "1")
+    assert code == 0
+    drafted = next(line for line in err.splitlines() if "drafted tokens accepted" in line)
+    assert "(100.0%)" in drafted
+    assert out == decode(b"one two\nthree\n", "--beam-size", "1")[1]
+
+
+def test_minimum_bayes_risk_gives_one_of_the_samples(decode):
+    _, out, _ = decode(b"one two\n", "--mbr", "3", "--temperature", "1", "--seed", "4")
+    assert out.count("\n") == 1
+    assert out == decode(b"one two\n", "--mbr", "3", "--temperature", "1", "--seed", "4")[1]
+
+
+@pytest.mark.parametrize("weights", ["bfloat16", "int8"])
+def test_narrow_weights_change_scores_little(decode, weights):
+    score = [float(decode(b"one two\tthree\n", "--score", *more)[1]) for more in ((), ("--weights", weights))]
+    assert score[0] != score[1]
+    assert score[0] == pytest.approx(score[1], rel=0.02)
+
+
 def test_scores_of_given_pairs(decode):
     code, out, err = decode(b"a\tb\nc\td\n", "--score")
     assert code == 0
@@ -67,6 +111,16 @@ def test_an_interactive_line_is_answered_by_the_same_text(decode):
     (b"a\n", ("--top-k", "2"), ["top_k", "temperature"]),
     (b"a b\n", ("--score",), ["line 1", "tab"]),
     (b"a\n", ("--score", "--n-best", "2", "--beam-size", "2"), ["--n-best", "--score"]),
+    (b"a\n", ("--score", "--alignment"), ["--alignment", "--score"]),
+    (b"a\n", ("--interactive", "--draft", "x"), ["--draft", "--interactive"]),
+    (b"a\n", ("--interactive", "--lookup", "3"), ["lookup", "token by token"]),
+    (b"a\n", ("--token-scores",), ["--token-scores", "--n-best"]),
+    (b"a\n", ("--alignment", "--n-best", "2", "--beam-size", "2"), ["--alignment", "--n-best"]),
+    (b"a\n", ("--draft-length", "3"), ["--draft-length", "--draft"]),
+    (b"a\n", ("--mbr", "4"), ["mbr", "temperature"]),
+    (b"a\n", ("--coverage", "0.2", "--beam-size", "1"), ["coverage", "beam_size"]),
+    (b"a\n", ("--coverage", "0.2", "--groups", "2", "--beam-size", "2", "--n-best", "2"), ["coverage", "groups"]),
+    (b"a\n", ("--diversity", "0.2"), ["diversity", "groups"]),
 ])
 def test_mistakes_are_one_line_and_exit_code_2(decode, data, options, words):
     code, out, err = decode(data, *options)

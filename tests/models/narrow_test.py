@@ -48,7 +48,8 @@ def test_logits_are_those_of_the_rounded_weights(small, weights, changes):
     assert np.abs(np.asarray(actual - expected)).max() < max(0.05, 3 * far)  # activations are rounded to bfloat16
     assert far > 1e-4
     matrix, _ = output_matrix(config, narrow)
-    np.testing.assert_allclose(matrix.astype(jnp.float32), output_matrix(config, rounded(params, weights))[0], atol=1e-6)
+    expected, _ = output_matrix(config, rounded(params, weights))
+    np.testing.assert_allclose(matrix.astype(jnp.float32), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("weights", ["bfloat16", "int8"])

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import tyro
 
-from tfm.cli.decode import checkpoint_choice
+from tfm.cli.decode_options import checkpoint_choice
 from tfm.cli.errors import run_main
 from tfm.cli.options import parse
 from tfm.config import Config, DataConfig, DecodeConfig, ModelConfig, require

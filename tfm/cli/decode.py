@@ -2,58 +2,24 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Annotated, BinaryIO, Literal
+from dataclasses import replace
+from typing import Any, BinaryIO
 
 import jax
-import tyro
 
 from tfm.bundle import Bundle, load
+from tfm.cli.decode_modes import WINDOW, classify_lines, converse, say, score_lines, windows
+from tfm.cli.decode_options import DecodeOptions, checkpoint_choice, own_beams
 from tfm.cli.errors import run_main
 from tfm.cli.options import parse
-from tfm.config import require
-from tfm.decoding.text import cut_at_stop
-from tfm.generation import GenerationOptions
-from tfm.inference import Result
 from tfm.nn.cache import cache_bytes
 from tfm.parallel.compilation import enable_compilation_cache
 from tfm.parallel.host import keep_freed_memory
+from tfm.search import Result
 
-WINDOW = 16
-"""Batches whose lines are read, sorted by length and written together."""
-
-
-@dataclass(frozen=True)
-class DecodeOptions:
-    """Translate, continue, or classify the lines of standard input; one line out for each line in."""
-
-    model: tyro.conf.Positional[Path]
-    """Run folder, Hugging Face checkpoint folder, or .gguf file."""
-    generation: Annotated[GenerationOptions, tyro.conf.arg(name="")] = field(
-        default_factory=GenerationOptions)
-    """How outputs are chosen."""
-    scores: bool = False
-    """Put the score (of a class its probability) and a tab before each line."""
-    score: bool = False
-    """Score lines `source TAB target` instead: a log-probability for each, perplexity on stderr."""
-    interactive: bool = False
-    """Read a line, show its output as it is written, and so on, for a person at a terminal."""
-    checkpoint: str = "newest"
-    """A step, newest, or best (by BLEU on the validation split)."""
-    average: int = 1
-    """Mean of this many checkpoints."""
-    weights: Literal["bfloat16", "int8"] | None = None
-    """Narrow the matrices of the model when it is loaded. Default: as they were trained."""
-    too_long: Literal["error", "cut"] = "error"
-    """What to do with lines longer than the model can take."""
-    replace_invalid: bool = False
-    """Put U+FFFD for bytes that are not UTF-8, instead of stopping."""
-    verbose: bool = False
-    """Say on stderr what was loaded and how large a cache is."""
+Written = list[tuple[str, Result | None]]  # the outputs of one line, best first
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -66,26 +32,37 @@ def run_decoding(options: DecodeOptions) -> int:
     """Decode standard input as the options say; give the exit code."""
     keep_freed_memory()
     enable_compilation_cache()
-    require(not (options.score and options.generation.n_best > 1), "--n-best", options.generation.n_best,
-            "it does not go with --score")
     bundle = load(options.model, checkpoint=checkpoint_choice(options.checkpoint), average=options.average,
-                  weights=options.weights, say=_say)
+                  weights=options.weights, say=say)
+    draft = None if options.draft is None else load(options.draft, weights=options.weights, say=say)
     if options.verbose:
-        _say(_describe(bundle, options))
+        say(_describe(bundle, options))
     lines = read_lines(sys.stdin.buffer, replace=options.replace_invalid)
     if bundle.model.num_classes:
-        return _classify_lines(bundle, lines, options)
+        return classify_lines(bundle, lines, options)
     if options.score:
-        return _score_lines(bundle, lines, options)
+        return score_lines(bundle, lines, options)
     if options.interactive:
-        return _converse(bundle, lines, options)
-    options = replace(options, generation=bundle.filled(options.generation, beam_size=_own_beams(bundle)))
-    done = 0
-    for window in _windows(lines, WINDOW * (options.generation.batch_size or 1)):
-        for number, hypotheses in enumerate(decode_lines(bundle, window, options, done)):
-            sys.stdout.write(_format(hypotheses, done + number, options))
+        return converse(bundle, lines, options)
+    return _write_outputs(bundle, draft, lines, options.filled(bundle))
+
+
+def _write_outputs(bundle: Bundle, draft: Bundle | None, lines: Iterator[str], options: DecodeOptions) -> int:
+    done, drafted, taken = 0, 0, 0
+
+    def count(accepted: Any) -> None:
+        nonlocal drafted, taken
+        drafted, taken = drafted + int(accepted.drafted), taken + int(accepted.accepted)
+
+    for window in windows(lines, WINDOW * (options.generation.batch_size or 1)):
+        outputs = decode_lines(bundle, window, options, done, draft=draft, accepted=count)
+        pairs = _alignments(bundle, window, outputs) if options.alignment else [""] * len(window)
+        for number, (written, pair) in enumerate(zip(outputs, pairs, strict=True), start=done):
+            sys.stdout.write(format_outputs(written, number, options, pair))
         sys.stdout.flush()
         done += len(window)
+    if drafted:
+        say(f"{taken:,} of {drafted:,} drafted tokens accepted ({taken / drafted:.1%})")
     return 0
 
 
@@ -104,9 +81,9 @@ def read_lines(stream: BinaryIO, *, replace: bool = False) -> Iterator[str]:
                              f"0x{line[error.start]:02x}): use --replace-invalid to go on") from error
 
 
-def decode_lines(bundle: Bundle, lines: Sequence[str], options: DecodeOptions,
-                 first: int) -> list[list[tuple[str, Result | None]]]:
-    """The n best (text, result) of each line; a blank line gives blank texts without a result."""
+def decode_lines(bundle: Bundle, lines: Sequence[str], options: DecodeOptions, first: int,
+                 **how: Any) -> list[Written]:
+    """The outputs of each line, whose numbers begin at `first`; a blank line gives blank texts without a result."""
     filled = [i for i, line in enumerate(lines) if line.strip()]
     rows = []
     for i in filled:
@@ -115,79 +92,36 @@ def decode_lines(bundle: Bundle, lines: Sequence[str], options: DecodeOptions,
         except ValueError as error:
             raise ValueError(f"line {first + i + 1} of the input: {error}") from error
     chosen = replace(options.generation, seed=options.generation.seed + first)
-    found = bundle.run(rows, chosen, progress=_progress(first))
-    outputs: list[list[tuple[str, Result | None]]] = [[("", None)] * chosen.n_best for _ in lines]
-    for i, hypotheses in zip(filled, found, strict=True):
-        outputs[i] = [(_one_line(cut_at_stop(bundle.decode(h.ids), chosen.stop)[0]), h) for h in hypotheses]
+    outputs: list[Written] = [[("", None)] * chosen.n_best for _ in lines]
+    for i, written in zip(filled, bundle.write(rows, chosen, progress=_progress(first), **how), strict=True):
+        outputs[i] = [(_one_line(text), result) for text, result in written]
     return outputs
 
 
-def _converse(bundle: Bundle, lines: Iterator[str], options: DecodeOptions) -> int:
-    chosen = {name: value for name, value in vars(options.generation).items() if value is not None}
-    for line in lines:
-        for piece in bundle.stream(line, too_long=options.too_long, **chosen) if line.strip() else ():
-            print(piece, end="", flush=True)
-        print(flush=True)
-    return 0
+def format_outputs(written: Written, number: int, options: DecodeOptions, pairs: str = "") -> str:
+    """What is printed for one line: its best output, or its n best with their number and score.
+
+    The n best are lines `number ||| text ||| score`, with ` ||| ` and the tokens' log-probabilities behind them where
+    asked for, and ` ||| unfinished` where the limit cut an output off.
+    """
+    if options.generation.n_best == 1:
+        text, result = written[0]
+        return f"{_score(result)}\t{text}{pairs}\n" if options.scores else f"{text}{pairs}\n"
+    printed = ""
+    for text, result in written:
+        fields = [str(number), text, _score(result)]
+        if result is not None and options.token_scores:
+            fields.append(" ".join(f"{value:.4f}" for value in result.log_probs))
+        if result is not None and not result.finished:
+            fields.append("unfinished")
+        printed += " ||| ".join(fields) + "\n"
+    return printed
 
 
-def _own_beams(bundle: Bundle) -> int:
-    return bundle.config.decode.beam_size if bundle.model.is_encoder_decoder else 1
-
-
-def _score_lines(bundle: Bundle, lines: Iterator[str], options: DecodeOptions) -> int:
-    total, tokens, done = 0.0, 0, 0
-    batch_size = options.generation.batch_size or bundle.config.decode.batch_size
-    for window in _windows(lines, WINDOW * batch_size):
-        pairs = [line.split("\t") for line in window]
-        for number, pair in enumerate(pairs, start=done + 1):
-            require(len(pair) == 2, f"line {number} of the input", "\t".join(pair)[:60],
-                    "it must be a source, a tab and a target")
-        scores = bundle.token_scores([s for s, _ in pairs], [t for _, t in pairs], batch_size=batch_size)
-        for row in scores:
-            sys.stdout.write(f"{sum(row):.4f}\n")
-        sys.stdout.flush()
-        total, tokens, done = total + sum(map(sum, scores)), tokens + sum(map(len, scores)), done + len(window)
-    if tokens:
-        _say(f"perplexity {math.exp(-total / tokens):.4f} over {tokens:,} tokens")
-    return 0
-
-
-def _classify_lines(bundle: Bundle, lines: Iterator[str], options: DecodeOptions) -> int:
-    batch_size, labels = options.generation.batch_size or bundle.config.decode.batch_size, bundle.config.data.labels
-    chosen = [name for name, value in vars(options.generation).items()
-              if name != "batch_size" and value != getattr(GenerationOptions(), name)]
-    chosen += [name for name in ("score", "interactive") if getattr(options, name)]
-    require(not chosen, ", ".join(f"--{name.replace('_', '-')}" for name in chosen), True,
-            "this model gives classes, and no text")
-    for window in _windows(lines, WINDOW * batch_size):
-        filled = [i for i, line in enumerate(window) if line.strip()]
-        found = bundle.class_probabilities([window[i] for i in filled], too_long=options.too_long,
-                                           batch_size=batch_size)
-        best = {i: (f"{row.max():.4f}", labels[int(row.argmax())]) for i, row in zip(filled, found, strict=True)}
-        for i in range(len(window)):
-            probability, label = best.get(i, ("", ""))
-            sys.stdout.write(f"{probability}\t{label}\n" if options.scores else f"{label}\n")
-        sys.stdout.flush()
-    return 0
-
-
-def _windows(lines: Iterator[str], size: int) -> Iterator[list[str]]:
-    window: list[str] = []
-    for line in lines:
-        window.append(line)
-        if len(window) == size:
-            yield window
-            window = []
-    if window:
-        yield window
-
-
-def _format(hypotheses: Sequence[tuple[str, Result | None]], number: int, options: DecodeOptions) -> str:
-    if options.generation.n_best > 1:
-        return "".join(f"{number} ||| {text} ||| {_score(result)}\n" for text, result in hypotheses)
-    text, result = hypotheses[0]
-    return f"{_score(result)}\t{text}\n" if options.scores else f"{text}\n"
+def _alignments(bundle: Bundle, lines: Sequence[str], outputs: Sequence[Written]) -> list[str]:
+    """` ||| 0-0 1-2 ||| 0.83` for each line: pairs of words, and how sure the attention is of them."""
+    found = bundle.align(lines, [written[0][0] for written in outputs])
+    return [f" ||| {' '.join(f'{i}-{j}' for i, j in pairs)} ||| {sure:.4f}" for pairs, sure in found]
 
 
 def _score(result: Result | None) -> str:
@@ -198,13 +132,6 @@ def _one_line(text: str) -> str:
     return " ".join(text.split("\n")) if "\n" in text else text
 
 
-def checkpoint_choice(which: str) -> int | str:
-    """A step number, "newest" or "best", from the option."""
-    known = which in ("newest", "best") or which.isdecimal()
-    require(known, "--checkpoint", which, "it must be a step, newest or best")
-    return int(which) if which.isdecimal() else which
-
-
 def _progress(first: int) -> Callable[[int], None] | None:
     if not sys.stderr.isatty():
         return None
@@ -212,12 +139,8 @@ def _progress(first: int) -> Callable[[int], None] | None:
 
 
 def _describe(bundle: Bundle, options: DecodeOptions) -> str:
-    model = bundle.model
-    beams = options.generation.beam_size or _own_beams(bundle)
-    size = cache_bytes(model, beams, 256)
+    model, generation = bundle.model, options.generation
+    beams, length = generation.beam_size or own_beams(bundle), generation.max_length or 256
+    size = cache_bytes(model, beams, length, dtype=generation.cache_dtype)
     return (f"{options.model}: {sum(x.size for x in jax.tree.leaves(bundle.params)):,} parameters, {model.dtype}; "
-            f"cache of a sentence with {beams} hypotheses of 256 tokens: {size:,} bytes")
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+            f"cache of a sentence with {beams} hypotheses of {length} tokens: {size:,} bytes")

@@ -14,7 +14,7 @@ import tyro
 
 from tfm.bundle import Bundle, load
 from tfm.classification import class_figures, class_summary
-from tfm.cli.decode import checkpoint_choice
+from tfm.cli.decode_options import checkpoint_choice
 from tfm.cli.errors import run_main
 from tfm.cli.options import parse
 from tfm.config import require

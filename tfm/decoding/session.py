@@ -74,7 +74,7 @@ class Session:
         rows: pytree, leaves [B, ...], what the step only reads of each row, such as the source's keys and values.
         cache: pytree, leaves [B, ...].
         prompt: [B, P] int.
-        max_length, buffer_length, seen, keys, prefill_chunk: options of the search's `start`.
+        max_length, buffer_length, seen, keys, source_mask, prefill_chunk: options of the search's `start`.
 
     Attributes:
         done: [B] bool, rows that need no more steps.
@@ -101,13 +101,15 @@ class Session:
         buffer_length: int | None = None,
         seen: jax.Array | None = None,
         keys: jax.Array | None = None,
+        source_mask: jax.Array | None = None,
         prefill_chunk: int | None = None,
     ) -> None:
         limit = np.asarray(max_length, np.int32)
         self.length = int(limit.max()) if buffer_length is None else buffer_length
         static = (("buffer_length", self.length), ("prefill_chunk", prefill_chunk))
         arrays = {"max_length": jnp.broadcast_to(jnp.asarray(limit), (len(prompt),))}
-        arrays |= {name: value for name, value in (("seen", seen), ("keys", keys)) if value is not None}
+        given = {"seen": seen, "keys": keys, "source_mask": source_mask}
+        arrays |= {name: value for name, value in given.items() if value is not None}
         self._search, self._make_step, self._fixed, self._rows = search, make_step, fixed, rows
         self._state = _start(search, make_step, static, fixed, rows, cache, prompt, arrays)
         self._numbers = np.arange(len(prompt))  # which row of the result each row of the state is

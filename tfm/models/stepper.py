@@ -9,15 +9,17 @@ from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
+from flax import linen as nn
 from flax import struct
 
 from tfm.config import ModelConfig, require
 from tfm.models.build import build
 from tfm.models.output import stored_output
 from tfm.models.scanned import unstack_layers
-from tfm.nn.cache import Cache, Slots, empty_cache
+from tfm.nn.cache import Cache, KeyValue, Slots, empty_cache
+from tfm.ops.attention import attention_weights
 
-Step = Callable[[jax.Array, Cache], tuple[jax.Array, Cache]]
+Step = Callable[[jax.Array, Cache], tuple[Any, ...]]
 
 
 class Prepared(struct.PyTreeNode):
@@ -53,7 +55,7 @@ def prepare(config: ModelConfig, params: Any) -> Prepared:
     matrix = {"matrix": jax.lax.optimization_barrier(table.T), **({} if scale is None else {"scale": scale})}
     layers = {name: layer["self_attention"] for name, layer in params["decoder"].items() if "self_attention" in layer}
     fused = {name: {"self_attention": {"fused": _fused(attention)}} for name, attention in layers.items()
-             if "lora_a" not in attention["query"]}
+             if not any("lora_a" in attention[part] for part in ("query", "key", "value"))}
     return Prepared(params, {"output": matrix, "decoder": fused})
 
 
@@ -69,7 +71,7 @@ def prepared(config: ModelConfig, params: Any) -> tuple[ModelConfig, Prepared]:
     return replace(config, scan_layers=False), ready
 
 
-def make_step(config: ModelConfig, params: Any, shared: Cache | None = None) -> Step:
+def make_step(config: ModelConfig, params: Any, shared: Cache | None = None, *, attention: bool = False) -> Step:
     """The step of a model with a decoder: tokens [N, T] int and a cache in, float32 logits [N, T, V] and the cache out.
 
     Args:
@@ -78,6 +80,8 @@ def make_step(config: ModelConfig, params: Any, shared: Cache | None = None) -> 
         shared: for an encoder-decoder, the cache of `start_translation` for B sentences; the step reads the source's
             keys and values there, so that the loop's own cache, `own_part(cache)`, holds only what differs between
             the N = B * n hypotheses.
+        attention: of an encoder-decoder, return also the weights [N, S] that the last token gives the source, the mean
+            over the heads of the layer `alignment_layer(config)`.
     """
     config, ready = prepared(config, params)
     module: Any = build(config)
@@ -91,6 +95,13 @@ def make_step(config: ModelConfig, params: Any, shared: Cache | None = None) -> 
         logits, cache = module.apply(variables, tokens, None, cache=whole, target_positions=positions, method="decode")
         return logits, own_part(cache)
 
+    def attend(tokens: jax.Array, cache: Cache) -> tuple[jax.Array, Cache, jax.Array]:
+        found: list[jax.Array] = []
+        with nn.intercept_methods(partial(record_cross_attention, found, alignment_layer(config))):
+            logits, after = step(tokens, cache)
+        weights = found[0].mean(axis=1)  # [B, n * T, S]
+        return logits, after, weights.reshape(*tokens.shape, -1)[:, -1]
+
     def step(tokens: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
         if not cache.slots or cache.slots[0].paths is None:
             return apply(tokens, cache, None)
@@ -98,7 +109,25 @@ def make_step(config: ModelConfig, params: Any, shared: Cache | None = None) -> 
         logits, after = apply(beams, cache, jnp.broadcast_to(cache.lengths[:, None], beams.shape))
         return logits.reshape(-1, 1, logits.shape[-1]), after.replace(lengths=cache.lengths + 1)
 
-    return step
+    return attend if attention else step
+
+
+def alignment_layer(config: ModelConfig) -> int:
+    """The decoder's layer whose attention to the source says most about which word translates which: the last but one.
+
+    Reference: Garg et al. (2019), "Jointly Learning to Align and Translate with Transformer Models", section 3.1.
+    """
+    return max(config.decoder_layers - 2, 0)
+
+
+def record_cross_attention(found: list[jax.Array], layer: int, next_method: Any, args: Any, kwargs: Any,
+                           context: nn.module.InterceptorContext) -> Any:
+    """For `nn.intercept_methods`: append the weights [B, H, T, S] that one layer's module gives the source."""
+    module, path = context.module, context.module.path[-2:]
+    if path == (f"layers_{layer}", "cross_attention") and context.method_name in ("attend", "attend_stored"):
+        query, key = args[0], args[1].by_token()[0] if isinstance(args[1], KeyValue) else args[1]
+        found.append(attention_weights(query, key, mask=kwargs["mask"], scale=module.scale, soft_cap=module.softcap))
+    return next_method(*args, **kwargs)
 
 
 MOST_BRANCHES = 8
