@@ -1,5 +1,8 @@
 """Ragged rows through compiled decoding: the same result in any company, few programs, scores that add up."""
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from itertools import pairwise
 
@@ -9,8 +12,10 @@ import pytest
 
 from tfm import inference
 from tfm.config import ModelConfig
+from tfm.decoding import session
 from tfm.inference import Search, bucket, embed, generate, score_pairs, stream
 from tfm.models import build, init_params
+from tfm.models.stepper import prepare
 
 EOS, START = 2, 1
 TRANSLATOR = ModelConfig(vocab_size=31, d_model=16, d_ff=32, num_heads=2, encoder_layers=1, decoder_layers=1)
@@ -112,6 +117,76 @@ def test_two_hundred_lengths_compile_a_few_programs():
     assert inference._score_tokens._cache_size() - before <= 10
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("beam_size", [1, 3])
+def test_two_hundred_lengths_decode_with_a_few_programs_and_memory_stays_flat(beam_size):
+    config = replace(TRANSLATOR, d_model=8, d_ff=8)
+    params = prepare(config, init_params(config, jax.random.key(0)))
+    search = Search(beam_size=beam_size, eos_ids=(EOS,))
+    counted = (inference._start, session._start, session._advance, session._result)
+
+    def one_pass():
+        for n in range(1, 201):
+            generate(config, params, [[3] * n], search, limits=[4 + n % 5], start_id=START)
+        return [program._cache_size() for program in counted], len(jax.live_arrays())
+
+    before = [program._cache_size() for program in counted]
+    after, arrays = one_pass()
+    assert all(b - a <= 10 for a, b in zip(before, after, strict=True))  # one for each bucket of sources
+    assert one_pass() == (after, arrays)
+
+
+def test_rows_that_leave_the_batch_change_nothing(monkeypatch):
+    random = np.random.default_rng(5)
+    rows = [random.integers(3, 31, 4).tolist() for _ in range(16)]
+    limits = [24 if i % 5 == 0 else 2 + i % 3 for i in range(16)]
+    sizes = []
+    compact = session.Session.compact
+    monkeypatch.setattr(session.Session, "compact", lambda self, of: (compact(self, of), sizes.append(self.size)))
+    monkeypatch.setattr(inference, "STEPS", 6)
+
+    def decode():
+        return generate(TRANSLATOR, sharp_params(TRANSLATOR), rows, Search(beam_size=2, n_best=2), limits=limits,
+                        start_id=START)
+
+    left = decode()
+    assert min(sizes) == 8
+    monkeypatch.setattr(inference, "SIZES", ())
+    stayed = decode()
+    assert ids(left) == ids(stayed)
+    assert [len(h.ids) for row in left for h in row] == [n for n in limits for _ in range(2)]
+    for one, other in zip(left, stayed, strict=True):
+        np.testing.assert_allclose([h.score for h in one], [h.score for h in other], atol=1e-5)
+
+
+@pytest.mark.slow
+def test_batches_spread_over_two_devices_change_nothing():
+    script = """
+import jax, numpy as np, pickle, sys
+from dataclasses import replace
+from tfm.config import ModelConfig
+from tfm.inference import Search, generate
+from tfm.models import init_params
+from tfm import batching
+config = ModelConfig(vocab_size=31, d_model=16, d_ff=32, num_heads=2, encoder_layers=1, decoder_layers=1)
+params = jax.tree.map(lambda x: 2.5 * x, init_params(config, jax.random.key(1)))
+random = np.random.default_rng(0)
+rows = [random.integers(3, 31, n).tolist() for n in (3, 5, 4, 2, 9)]
+found = []
+for spread in (True, False):
+    if not spread:
+        batching.data_mesh, generate.__globals__["data_mesh"] = None, lambda params: None
+    for beam in (1, 3):
+        search = Search(beam_size=beam, eos_ids=(2,))
+        for row in generate(config, params, rows, search, limits=[8] * 5, start_id=1):
+            found.append(row[0].ids)
+assert len(jax.devices()) == 2
+assert found[:10] == found[10:], found
+"""
+    environment = dict(os.environ, XLA_FLAGS="--xla_force_host_platform_device_count=2", JAX_PLATFORMS="cpu")
+    subprocess.run([sys.executable, "-c", script], check=True, env=environment)
+
+
 def test_embeddings_do_not_depend_on_neighbours_and_have_length_one(rows):
     config = replace(TRANSLATOR, decoder_layers=0, encoder_layers=1)
     params = init_params(config, jax.random.key(0))
@@ -137,6 +212,9 @@ def test_a_learned_position_table_bounds_prompt_and_output():
     ({"top_k": 5}, "top_k.*temperature above 0"),
     ({"n_best": 2}, "n_best is 2.*beam_size=1"),
     ({"lookup": 2, "beam_size": 4}, "lookup is 2.*beam_size=4"),
+    ({"lookup": 2, "draft": 2}, "lookup is 2.*draft=2"),
+    ({"coverage": 0.1}, "coverage is 0.1.*beam_size above 1"),
+    ({"coverage": 0.1, "beam_size": 2, "length_penalty": 1.0}, "coverage is 0.1.*length_penalty"),
     ({"temperature": -1.0}, "temperature is -1.0"),
 ])
 def test_options_that_cannot_work_together_are_named(options, message):

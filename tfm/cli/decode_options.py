@@ -53,7 +53,8 @@ class DecodeOptions:
     def __post_init__(self) -> None:
         several = self.generation.n_best > 1
         require(not self.token_scores or several, "--token-scores", True, "it needs --n-best above 1")
-        require(not (self.alignment and several), "--alignment", True, f"it does not go with --n-best {self.generation.n_best}")
+        require(not (self.alignment and several), "--alignment", True,
+                f"it does not go with --n-best {self.generation.n_best}")
         require(not (self.scores and several), "--scores", True, "lines of --n-best carry their scores already")
         require(self.generation.draft_length == 0 or self.draft is not None, "--draft-length",
                 self.generation.draft_length, "it needs --draft, a model that guesses")
