@@ -76,13 +76,14 @@ def draw(figure: Any, tables: Tables) -> None:
     axes[0].set(xlabel="label smoothing", ylabel="perplexity", title="label smoothing")
     twin = axes[0].twinx()
     twin.plot(*select(smoothing, "smoothing", "BLEU"), marker="s", color="tab:orange")
-    twin.set(ylabel="BLEU (squares)")
-    bars = [(axes[1], [f"beam {row['beam']}\nalpha {row['alpha']}" for row in search], search, "BLEU", "search"),
+    twin.set(ylabel="BLEU (squares)", ylim=(0, 1.1 * max(row["BLEU"] for row in smoothing)))
+    dots = [(axes[1], [f"beam {row['beam']}\nalpha {row['alpha']}" for row in search], search, "BLEU", "search"),
             (axes[2], [row["parameters"] for row in average], average, "perplexity", "averaging")]
     if variants:
-        bars.append((axes[3], [row["model"] for row in variants[0]], variants[0], "perplexity", "Table 3"))
-    for place, names, rows, what, title in bars:
-        place.bar(range(len(rows)), [row[what] for row in rows])
+        dots.append((axes[3], [row["model"] for row in variants[0]], variants[0], "perplexity", "Table 3"))
+    for place, names, rows, what, title in dots:
+        place.plot(range(len(rows)), [row[what] for row in rows], "o")
+        place.margins(x=0.4 / len(rows) + 0.05, y=0.2)
         place.set_xticks(range(len(rows)), names, rotation=70 if len(rows) > 3 else 0, fontsize=8)
         place.set(ylabel=what, title=title)
 
