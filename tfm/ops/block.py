@@ -117,6 +117,8 @@ def visit(here: Chunk, i: Array, load: Callable, add: Callable, state: Any) -> A
         some = here.may_see[i, columns[t]].any()
         return lax.cond(some, lambda s: add(s, columns[t], True), lambda s: s, state)
 
+    if here.plan.single:
+        return step(i, state, masked=bool((tiles.starts[:, 1] < tiles.starts[:, 2]).any()))
     for part, masked in ((0, False), (1, True)):
         if (tiles.starts[:, part] < tiles.starts[:, part + 1]).any():
             bounds = starts[i, part], starts[i, part + 1]

@@ -68,7 +68,7 @@ def _attend_group(
 ) -> tuple[jax.Array, jax.Array]:
     """Attention of heads that share an order of the tokens: brings the tokens into it, and the output back."""
     arrange = functools.partial(_arrange, scoring.rule, int(head_ids[0]), sides)
-    size, slots = choose_tiles(scoring.rule, lambda block: arrange(block)[1], *tile)
+    size, slots = choose_tiles(scoring.rule, lambda block: arrange(block)[1], query.shape[0] * len(head_ids), *tile)
     orders, (rows, columns) = arrange(size)
     query, key, value = (_take(x, order) for x, order in zip((query, key, value), (*orders, orders[1]), strict=True))
     heads = query.shape[2], key.shape[2]
@@ -144,9 +144,7 @@ def forward(
 
         def row(held: Any, i: Array) -> tuple[Any, tuple]:
             q_i = here.take(q, i, 0) * jnp.asarray(factor, q.dtype)
-            shape = q_i.shape[:2]
-            zeros, low = jnp.zeros((*shape, 1), dtype), jnp.full((*shape, 1), NEGATIVE, dtype)
-            state: tuple = vary_alike((jnp.zeros((*shape, v.shape[-1]), dtype), low, zeros), q_i)
+            state = None if plan.single and here.may_see is None else _start(q_i, v.shape[-1], dtype)
             held, state = visit(
                 here,
                 i,
@@ -163,34 +161,47 @@ def forward(
     return join(output, plan, 2)[:, : plan.lengths[0]], join(lse, plan, 1)[..., : plan.lengths[0]]
 
 
+def _start(q_i: jax.Array, width: int, dtype: jnp.dtype) -> tuple:
+    """Weighted values, greatest score and sum of exponentials before the first tile."""
+    shape = q_i.shape[:2]
+    zeros, low = jnp.zeros((*shape, 1), dtype), jnp.full((*shape, 1), NEGATIVE, dtype)
+    return vary_alike((jnp.zeros((*shape, width), dtype), low, zeros), q_i)
+
+
 def _add(
     here: Chunk,
-    state: tuple,
+    state: tuple | None,
     q_i: jax.Array,
     held: tuple,
     i: Array,
     columns: Array,
     masked: bool,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The online softmax: takes a tile into weighted values, greatest score and sum of exponentials."""
-    (output, greatest, total), (keys, values) = state, held
-    scores = dot(q_i, keys, (2, 2), output.dtype)
+    """The online softmax: weighted values, greatest score and sum of exponentials with a tile more; None: the first."""
+    keys, values = held
+    dtype = accumulator(q_i, keys, values)
+    scores = dot(q_i, keys, (2, 2), dtype)
     if masked or not here.scoring.plain:
         scores = here.scores(here.four(scores), here.four(q_i), here.scoring, i, columns)
         if masked:
-            scores = jnp.where(here.visible(i, columns), scores, NEGATIVE)
+            # Written once: the greatest score and the weights are made from it.
+            scores = lax.optimization_barrier(jnp.where(here.visible(i, columns), scores, NEGATIVE))
         scores = here.three(scores)
-    higher = jnp.maximum(greatest, scores.max(-1, keepdims=True))
-    weights = jnp.exp(scores - higher)
-    shrink = jnp.exp(greatest - higher)
-    total = total * shrink + weights.sum(-1, keepdims=True)
+    greatest = scores.max(-1, keepdims=True)
+    if state is not None:
+        greatest = jnp.maximum(state[1], greatest)
+    weights = jnp.exp(scores - greatest)
+    total = weights.sum(-1, keepdims=True)
     if here.scoring.dropout_rate:
         weights = drop(here, weights, i, columns)
-    output = output * shrink + dot(weights.astype(values.dtype), values, (2, 1), output.dtype)
+    output = dot(weights.astype(values.dtype), values, (2, 1), dtype)
     relative = here.scoring.relative
     if relative is not None and relative.value_table is not None:
         output += here.three(relative.values(here.four(weights), *here.tokens(i, columns)))
-    return output, higher, total
+    if state is not None:
+        shrink = jnp.exp(state[1] - greatest)
+        output, total = state[0] * shrink + output, state[2] * shrink + total
+    return output, greatest, total
 
 
 def _finish(state: tuple, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array]:

@@ -8,10 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from tfm.ops.masks import EMPTY, FULL, PARTIAL, Rule, static_bounds
-from tfm.ops.tiles import MAX_SCORES, Tiles, make_tiles
+from tfm.ops.tiles import MAX_ELEMENTS, Tiles, make_tiles
 from tfm.ops.tokens import Array, Tokens, spans
 
-MAX_ELEMENTS = 8 * MAX_SCORES  # scores of a tile, over the heads of a chunk
 BEYOND = np.iinfo(np.int32).max // 2
 
 
@@ -54,6 +53,12 @@ class Plan:
     @cached_property
     def tiles(self) -> Tiles:
         return make_tiles(np.frombuffer(self.kinds, np.int8).reshape(self.counts), self.slots)
+
+    @cached_property
+    def single(self) -> bool:
+        """Every row of blocks has one tile."""
+        starts = self.tiles.starts
+        return bool((starts[:, 2] - starts[:, 0] == 1).all())
 
     def chunks(self, batch: int) -> tuple[np.ndarray, ...]:
         """Of each chunk: rows of the batch [C, b], query heads' numbers [C, h], first row and first key head [C]."""

@@ -65,7 +65,7 @@ def ring_attention(
     scoring = make_scoring(query, mask, bias, scale, None, soft_cap, 0.0)
     positions = tuple(_positions(x, given, axis_name) for x, given in ((query, query_positions), (key, key_positions)))
     heads, sides = (query.shape[2], key.shape[2]), (Tokens(positions[0]), Tokens(positions[1]))
-    size = SIZES[0] if block_size is None else block_size
+    size = SIZES[1] if block_size is None else block_size
     plan = make_plan(scoring.rule, sides, query.shape[0], heads, tuple(range(heads[0])), key.shape[1], size, 1)
     at = tuple((x, jnp.asarray(places(Tokens(x), block))) for x, block in zip(positions, plan.blocks, strict=True))
     return _ring(plan, axis_name, *vary_alike((query, key, value, scoring, at)))

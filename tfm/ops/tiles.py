@@ -9,9 +9,10 @@ from tfm.ops.masks import FULL, PARTIAL, Rule, static_bounds
 from tfm.ops.tokens import Tokens
 
 SIZES = 512, 256, 128, 64  # rows and columns of a block
-OVERHEAD = 10_000  # of a tile, in scores: what it costs beside them
-LOAD = 128  # of a key, in scores: what bringing it into place costs
-MAX_SCORES = 512 * 512  # of a tile, per head: they should stay in the cache
+MAX_SCORES = 512 * 512  # of a tile, per head
+MAX_ELEMENTS = 8 * 128 * 640  # scores of a tile, over the heads worked on together: they should stay in the cache
+OVERHEAD = 60_000  # of a tile, in scores: what it costs beside them
+KEY = 8  # of a key in a tile, in scores; as much again for bringing it into place
 
 
 class Tiles(NamedTuple):
@@ -60,25 +61,34 @@ def make_tiles(kinds: np.ndarray, slots: int) -> Tiles:
 
 
 def choose_tiles(
-    rule: Rule | None, arrange: Callable[[int], Sequence[Tokens]], size: int | None, slots: int | None
+    rule: Rule | None,
+    arrange: Callable[[int], Sequence[Tokens]],
+    heads: int,
+    size: int | None,
+    slots: int | None,
 ) -> tuple[int, int]:
     """The block size and the number of slots with which the visited blocks cost least, where they are not given.
 
     Args:
       arrange: block size -> queries and keys in the order in which they are cut into blocks.
+      heads: query heads times rows of the batch.
     """
     best: tuple[float, int, int] | None = None
     for block in SIZES if size is None else (size,):
-        if rule is None:
-            return block, slots or 1
         query, key = arrange(block)
-        rows, columns = min(block, query.positions.shape[1]), min(block, key.positions.shape[1])
-        some, _ = static_bounds(rule, query, key, rows, columns)
+        lengths = query.positions.shape[1], key.positions.shape[1]
+        rows, columns = (min(block, n) for n in lengths)
+        some = np.ones((-(-lengths[0] // rows), -(-lengths[1] // columns)), bool)
+        if rule is not None:
+            some, _ = static_bounds(rule, query, key, rows, columns)
         counts = some.sum(1)
         fresh = np.concatenate([counts[:1], (some[1:] & ~some[:-1]).sum(1)])
         for number in {slots} if slots else _slot_numbers(counts, MAX_SCORES // (rows * columns)):
+            scores = number * rows * columns
+            together = min(heads, max(1, MAX_ELEMENTS // scores))
             loads = np.where(counts <= number, fresh, counts).sum() * columns
-            cost = (-(-counts // number)).sum() * (number * rows * columns + OVERHEAD) + loads * LOAD
+            tile = scores + OVERHEAD / together + KEY * number * columns
+            cost = (-(-counts // number)).sum() * tile + KEY * loads
             if best is None or cost < best[0]:
                 best = float(cost), block, number
     assert best is not None
