@@ -6,22 +6,26 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
 from tfm.bundle import Bundle, load
 from tfm.classification import class_figures, class_summary
+from tfm.cli.decode_modes import say
 from tfm.cli.decode_options import checkpoint_choice
 from tfm.cli.errors import run_main
 from tfm.cli.options import parse
+from tfm.cli.processes import ProcessOptions
 from tfm.config import require
 from tfm.data import Splits, Texts, load_splits
 from tfm.evaluation import exact_reconstruction, pseudo_perplexity, summary, token_figures, translate_split
 from tfm.parallel.compilation import enable_compilation_cache
+from tfm.parallel.exchange import is_first
 from tfm.parallel.host import keep_freed_memory
+from tfm.parallel.processes import together
 
 
 @dataclass(frozen=True)
@@ -48,23 +52,26 @@ class EvalOptions:
     """Narrow the matrices of the model when it is loaded. Default: as they were trained."""
     output: Path | None = None
     """Folder for sources, translations, references (as sacrebleu's command reads them) and figures.json."""
+    processes: Annotated[ProcessOptions, tyro.conf.arg(name="")] = field(default_factory=ProcessOptions)
+    """Several processes measure a part each; the first one writes."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; gives the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    return run_main(lambda: run_evaluation(parse(EvalOptions, arguments, prog="eval.py")))
+    return together(lambda: run_main(lambda: run_evaluation(parse(EvalOptions, arguments, prog="eval.py"))))
 
 
 def run_evaluation(options: EvalOptions) -> int:
     """Measure as the options say and print; give the exit code."""
     keep_freed_memory()
     enable_compilation_cache()
+    options.processes.start()
     require(options.limit is None or options.limit > 0, "--limit", options.limit, "it must be above 0")
     if not (options.run / "checkpoints").is_dir():
         raise FileNotFoundError(f"{options.run} is no run folder: it has no checkpoints/")
     bundle = load(options.run, checkpoint=checkpoint_choice(options.checkpoint), average=options.average,
-                  weights=options.weights, say=lambda text: print(text, file=sys.stderr))
+                  weights=options.weights, say=say)
     splits = load_splits(bundle.config.data, bundle.config.train.seed)
     texts = splits.test if options.split == "test" else splits.valid
     require(len(texts) > 0, f"data.{options.split}", (), "the run's config names no files for it")
@@ -80,7 +87,7 @@ def run_evaluation(options: EvalOptions) -> int:
     for name, text in rows:
         print(f"{name:18} {text}", flush=True)
     figures |= _task_figures(bundle, splits, texts, options)
-    if options.output is not None:
+    if options.output is not None and is_first():
         _write(options.output / "figures.json", json.dumps(figures, indent=1) + "\n")
     return 0
 
@@ -92,16 +99,16 @@ def _task_figures(bundle: Bundle, splits: Splits, texts: Texts, options: EvalOpt
         print(f"{'exact':18} {share:.4f} of 100 examples reconstructed")
         return {"exact": share}
     if task == "masked_lm":
-        found = pseudo_perplexity(bundle, splits, texts)
-        print(f"{'pseudo-perplexity':18} {found['pseudo_perplexity']:.4f} over {found['pseudo_tokens']:,} tokens")
-        return found
+        pseudo = pseudo_perplexity(bundle, splits, texts)
+        print(f"{'pseudo-perplexity':18} {pseudo['pseudo_perplexity']:.4f} over {pseudo['pseudo_tokens']:,} tokens")
+        return pseudo
     if task != "translate":
         return {}
     chosen = {"beam_size": options.beam_size, "alpha": options.alpha, "batch_size": options.batch_size}
     found = translate_split(bundle, list(texts), too_long="cut", progress=_progress(len(texts)),
                             **{name: value for name, value in chosen.items() if value is not None})
     print(f"{found.bleu}\n  {found.bleu_signature}\n{found.chrf}\n  {found.chrf_signature}")
-    if options.output is not None:
+    if options.output is not None and is_first():
         for name in ("sources", "translations", "references"):
             _write(options.output / f"{name}.txt", "".join(f"{line}\n" for line in getattr(found, name)))
     return {"bleu": found.bleu.score, "bleu_signature": found.bleu_signature, "chrf": found.chrf.score,
@@ -116,7 +123,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _progress(total: int) -> Any:
-    if not sys.stderr.isatty():
+    if not (sys.stderr.isatty() and is_first()):
         return None
     return lambda done: print(f"\r{done:,} of {total:,} translated", end="\n" if done == total else "",
                               file=sys.stderr, flush=True)

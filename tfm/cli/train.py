@@ -74,9 +74,9 @@ def run_training(options: TrainOptions, arguments: Sequence[str]) -> int:
     options.processes.start()
     mesh = make_mesh(options.mesh)
     reporter = Reporter(options.config.train.steps, silent=not is_first())
-    config, splits, tokenizer, start = first_alone(
+    config, splits, tokenizer, start_from = first_alone(
         lambda: prepare_run(options.workdir, starting_config(options), reporter.say), "run folder")
-    parts = Parts(config, options.workdir, mesh, splits, tokenizer, reporter, start,
+    parts = Parts(config, options.workdir, mesh, splits, tokenizer, reporter, start_from,
                   time_out=options.processes.time_out)
     checkpoints = Checkpoints(options.workdir, keep=config.train.keep, say=reporter.say)
     try:

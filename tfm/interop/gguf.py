@@ -111,7 +111,8 @@ def frequency_scaling(factors: np.ndarray, config: ModelConfig) -> RotaryScaling
     pairs = (config.rotary_dim or config.resolved_head_dim) // 2
     require(factors.shape == (pairs,), "the shape of rope_freqs", factors.shape, f"it must be ({pairs},)")
     llama3 = RotaryScaling("llama3", float(max(factors.max(), 1.0)), 8192)
-    plain, scaled = (scaled_frequencies(2 * pairs, config.position_base, kind)[0] for kind in (None, llama3))
+    kinds: tuple[Any, ...] = (None, llama3)
+    plain, scaled = (scaled_frequencies(2 * pairs, config.position_base, kind)[0] for kind in kinds)
     if np.allclose(np.asarray(plain) / np.asarray(scaled), factors, rtol=1e-4):
         return llama3
     return RotaryScaling("factors", factors=tuple(float(factor) for factor in factors))

@@ -104,7 +104,7 @@ def make_train_step(loss_fn: LossFn, optimizer: optax.GradientTransformation, *,
             gradient_norm = optax.global_norm(gradients)
         ema = state.ema
         if ema_decay is not None:
-            averaged = split_params(ema, trainable)[0]
+            averaged = split_params(ema or {}, trainable)[0]
             averaged = jax.tree.map(lambda old, new: ema_decay * old + (1.0 - ema_decay) * new, averaged, trained)
             ema = join_params(averaged, frozen)
         metrics = sums | signals | {"gradient_norm": gradient_norm}
