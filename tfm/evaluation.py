@@ -16,9 +16,12 @@ from tfm.bundle import Bundle
 from tfm.config import ModelConfig
 from tfm.data import Splits, Texts, make_eval_batches
 from tfm.models import build, output_matrix
+from tfm.parallel.exchange import spread
 from tfm.training.loss import MODEL_INPUTS, right_padded_positions
 
 Say = Callable[[int], None]
+WINDOW = 16
+"""Batches of sentences that are translated as one part."""
 _MASKED_ROWS = 32
 
 
@@ -46,9 +49,12 @@ def token_figures(bundle: Bundle, splits: Splits, texts: Texts) -> dict[str, flo
     config = bundle.config
     batches = make_eval_batches(config, _tokenizer(bundle), splits, texts)
     loss = right = tokens = 0.0
-    for batch in batches:
-        sums = _figures(config.model, bundle.params, dict(batch))
-        loss, right, tokens = loss + float(sums[0]), right + float(sums[1]), tokens + float(sums[2])
+
+    def measure(number: int) -> list[float]:
+        return [float(x) for x in _figures(config.model, bundle.params, dict(batches[number]))]
+
+    for sums in spread(range(len(batches)), measure):
+        loss, right, tokens = loss + sums[0], right + sums[1], tokens + sums[2]
     if not tokens:
         raise ValueError("the split has no target token: name its files in the config (data.test)")
     figures = {"loss": loss / tokens, "perplexity": math.exp(min(loss / tokens, 700.0)), "accuracy": right / tokens,
@@ -128,15 +134,26 @@ def _log_prob_of_masked(config: ModelConfig, params: Any, ids: jax.Array, mask: 
     return jnp.take_along_axis(jax.nn.log_softmax(logits), ids[places][:, None], axis=-1)[:, 0]
 
 
-def translate_split(bundle: Bundle, pairs: Sequence[Any], **options: Any) -> Translations:
+def translate_split(bundle: Bundle, pairs: Sequence[Any], *, progress: Say | None = None,
+                    **options: Any) -> Translations:
     """Translate a split and score it: BLEU and chrF of detokenised text by sacrebleu's defaults.
+
+    Several processes translate parts of it in turn. Each part is sorted by length for itself.
 
     Reference: Papineni et al. (2002), BLEU; Popovic (2015), chrF; Post (2018), "A Call for Clarity in Reporting BLEU".
     """
     from sacrebleu.metrics import BLEU, CHRF
 
     sources, references = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-    translations = [" ".join(text.split("\n")) for text in bundle.translate(sources, **options)]
+    size = WINDOW * (options.get("batch_size") or bundle.config.decode.batch_size)
+
+    def translate(first: int) -> list[str]:
+        texts = bundle.translate(sources[first : first + size], **options)
+        if progress is not None:
+            progress(min(first + size, len(sources)))
+        return [" ".join(text.split("\n")) for text in texts]
+
+    translations = [text for part in spread(range(0, len(sources), size), translate) for text in part]
     bleu, chrf = BLEU(), CHRF()
     return Translations(sources, translations, references, bleu.corpus_score(translations, [references]),
                         chrf.corpus_score(translations, [references]), str(bleu.get_signature()),

@@ -26,7 +26,7 @@ from tfm import Config, DataConfig, ModelConfig, OptimizerConfig, TrainConfig
 def get_config():
     return Config(
         ModelConfig(vocab_size=1, d_model=16, d_ff=32, num_heads=2, encoder_layers=1, decoder_layers=1),
-        DataConfig(generated_size=300, max_length=100, tokens_per_batch=700, buckets=1, tokenizer="byte",
+        DataConfig(generated_size=300, max_length=100, tokens_per_batch=900, buckets=1, tokenizer="byte",
                    too_long="cut"),
         OptimizerConfig(warmup_steps=10),
         TrainConfig(steps=6, eval_every=3, checkpoint_every=2, log_every=1, eval_sentences=0))
@@ -81,7 +81,8 @@ def complete(running, stdin=None):
 def wait_for_step(running, folder, step):
     deadline = time.monotonic() + LIMIT
     while not any(line["step"] >= step for line in read_metrics(folder)):
-        assert all(process.poll() is None for process in running) and time.monotonic() < deadline
+        if any(process.poll() is not None for process in running) or time.monotonic() > deadline:
+            raise AssertionError(finish(running)[2])
         time.sleep(0.05)
 
 
@@ -202,3 +203,34 @@ def test_alone_there_is_one_part_and_the_first_value_is_ours():
     assert batch_part(mesh) == (0, 1)
     assert from_first(0.1) == 0.1
     np.testing.assert_array_equal(whole_copy({"a": np.arange(3.0)}, mesh)["a"], np.arange(3.0))
+
+
+def decode(run, lines, processes, *options):
+    running = start(["decode.py", run, "--batch-size", "2", "--max-length", "8", *options], processes, 1, stdin=True)
+    for process in running[1:]:
+        process.stdin.close()
+        process.stdin = None
+    return complete(running, lines)[0]
+
+
+@pytest.mark.slow
+def test_decode_and_eval_of_two_processes_write_what_one_writes(tiny_run, tmp_path):
+    """Five windows of lines, of which three are the first process's; it alone reads and writes."""
+    lines = "".join(f"line {number} {'x' * (number % 7)}\n" for number in range(150))
+    (one,), two = decode(tiny_run, lines, 1, "--scores"), decode(tiny_run, lines, 2, "--scores")
+    assert two == [one, ""] and one.count("\n") == 150
+    pairs = "".join(f"ab\t{'c' * (1 + number % 5)}\n" for number in range(70))
+    (one,), two = decode(tiny_run, pairs, 1, "--score"), decode(tiny_run, pairs, 2, "--score")
+    assert two == [one, ""] and one.count("\n") == 70
+    command = ["eval.py", tiny_run, "--limit", "100", "--batch-size", "2"]
+    (one,), two = (complete(start(command, processes, 1))[0] for processes in (1, 2))
+    assert two == [one, ""] and "BLEU" in one
+
+
+@pytest.mark.slow
+def test_a_line_that_cannot_be_decoded_ends_all(tiny_run):
+    running = start(["decode.py", tiny_run, "--score"], 2, 1, stdin=True)
+    running[1].stdin.close()
+    running[1].stdin = None
+    codes, _, errors = finish(running, "no tab\n")
+    assert codes == [2, 2] and "line 1 of the input" in errors[0], errors

@@ -16,7 +16,9 @@ from tfm.cli.errors import run_main
 from tfm.cli.options import parse
 from tfm.nn.cache import cache_bytes
 from tfm.parallel.compilation import enable_compilation_cache
+from tfm.parallel.exchange import spread
 from tfm.parallel.host import keep_freed_memory
+from tfm.parallel.processes import together
 from tfm.search import Result
 
 Written = list[tuple[str, Result | None]]  # the outputs of one line, best first
@@ -25,13 +27,14 @@ Written = list[tuple[str, Result | None]]  # the outputs of one line, best first
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; gives the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    return run_main(lambda: run_decoding(parse(DecodeOptions, arguments, prog="decode.py")))
+    return together(lambda: run_main(lambda: run_decoding(parse(DecodeOptions, arguments, prog="decode.py"))))
 
 
 def run_decoding(options: DecodeOptions) -> int:
     """Decode standard input as the options say; give the exit code."""
     keep_freed_memory()
     enable_compilation_cache()
+    options.processes.start()
     bundle = load(options.model, checkpoint=checkpoint_choice(options.checkpoint), average=options.average,
                   weights=options.weights, say=say)
     draft = None if options.draft is None else load(options.draft, weights=options.weights, say=say)
@@ -48,19 +51,24 @@ def run_decoding(options: DecodeOptions) -> int:
 
 
 def _write_outputs(bundle: Bundle, draft: Bundle | None, lines: Iterator[str], options: DecodeOptions) -> int:
-    done, drafted, taken = 0, 0, 0
+    drafted, taken = 0, 0
 
-    def count(accepted: Any) -> None:
-        nonlocal drafted, taken
-        drafted, taken = drafted + int(accepted.drafted), taken + int(accepted.accepted)
+    def write(item: tuple[int, list[str]]) -> tuple[str, int, int]:
+        (first, window), counts = item, [0, 0]
 
-    for window in windows(lines, WINDOW * (options.generation.batch_size or 1)):
-        outputs = decode_lines(bundle, window, options, done, draft=draft, accepted=count)
+        def count(accepted: Any) -> None:
+            counts[:] = counts[0] + int(accepted.drafted), counts[1] + int(accepted.accepted)
+
+        outputs = decode_lines(bundle, window, options, first, draft=draft, accepted=count)
         pairs = _alignments(bundle, window, outputs) if options.alignment else [""] * len(window)
-        for number, (written, pair) in enumerate(zip(outputs, pairs, strict=True), start=done):
-            sys.stdout.write(format_outputs(written, number, options, pair))
+        numbered = enumerate(zip(outputs, pairs, strict=True), start=first)
+        printed = "".join(format_outputs(written, number, options, pair) for number, (written, pair) in numbered)
+        return printed, counts[0], counts[1]
+
+    for printed, guessed, right in spread(windows(lines, WINDOW * (options.generation.batch_size or 1)), write):
+        sys.stdout.write(printed)
         sys.stdout.flush()
-        done += len(window)
+        drafted, taken = drafted + guessed, taken + right
     if drafted:
         say(f"{taken:,} of {drafted:,} drafted tokens accepted ({taken / drafted:.1%})")
     return 0

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import tyro
 
 from tfm.bundle import Bundle
+from tfm.cli.processes import ProcessOptions
 from tfm.config import require
 from tfm.generation import GenerationOptions
 
@@ -49,6 +50,8 @@ class DecodeOptions:
     """Put U+FFFD for bytes that are not UTF-8, instead of stopping."""
     verbose: bool = False
     """Say on stderr what was loaded and how large a cache is."""
+    processes: Annotated[ProcessOptions, tyro.conf.arg(name="")] = field(default_factory=ProcessOptions)
+    """Several processes take turns with the lines; the first one reads and writes."""
 
     def __post_init__(self) -> None:
         several = self.generation.n_best > 1

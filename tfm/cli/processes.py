@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from dataclasses import dataclass
 
+import jax
+
 from tfm.config import require
+from tfm.parallel.exchange import is_first
 from tfm.parallel.processes import start_processes
 
 
@@ -23,6 +28,8 @@ class ProcessOptions:
     progress ends the run, too."""
 
     def start(self) -> None:
-        """Join the other processes, if there are any."""
+        """Join the other processes, if there are any; only the first one then writes to standard output."""
         require(self.time_out >= 1, "--time-out", self.time_out, "it must be at least 1 second")
         start_processes(self.coordinator, self.num_processes, self.process_id, time_out=self.time_out)
+        if jax.distributed.is_initialized() and not is_first():
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115

@@ -180,6 +180,9 @@ class EvalBatches:
     def __len__(self) -> int:
         return len(self._plan)
 
+    def __getitem__(self, index: int) -> Batch:
+        return self._make(index)
+
     def __iter__(self) -> Iterator[Batch]:
         return (self._make(index) for index in range(len(self._plan)))
 

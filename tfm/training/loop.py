@@ -211,7 +211,7 @@ def row_tokens(batch: Mapping[str, np.ndarray]) -> np.ndarray:
     """
     masks = [batch[name] for name in ("source_mask", "target_mask", "mask") if name in batch] or [batch["weights"]]
     counts = [np.count_nonzero(mask.reshape(len(mask), -1), axis=1) for mask in masks]
-    return np.sum(counts, axis=0, dtype=np.int32)
+    return np.asarray(np.sum(counts, axis=0), np.int32)
 
 
 def _due(config: Config, step: int) -> bool:
