@@ -22,7 +22,8 @@ T5 = {"vocab_size": 41, "d_model": 24, "d_kv": 10, "num_heads": 3, "d_ff": 20, "
       "pad_token_id": 0, "decoder_start_token_id": 0, "eos_token_id": END}
 GPT2 = {"vocab_size": 41, "n_embd": 24, "n_layer": 2, "n_head": 3, "n_positions": 40, "eos_token_id": END,
         "bos_token_id": 1, "pad_token_id": 0}
-NEOX = {name: value for name, value in DECODER.items() if name not in ("head_dim", "num_key_value_heads")}
+NEOX = {**{name: value for name, value in DECODER.items() if name not in ("head_dim", "num_key_value_heads")},
+        "num_attention_heads": 3}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8, "low_freq_factor": 1.0,
           "high_freq_factor": 4.0, "rope_theta": 100.0}
 MODELS = {
