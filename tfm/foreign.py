@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tfm.bundle import Bundle, Special
-from tfm.config import Config, DecodeConfig, ModelConfig, require
+from tfm.config import Config, DataConfig, DecodeConfig, ModelConfig, require
 from tfm.data.foreign_files import load_foreign_tokenizer
 from tfm.data.foreign_tokenizer import ForeignTokenizer
 from tfm.data.tokenizer import Tokenizer, tokenizer_from_bytes
@@ -27,6 +27,8 @@ class Foreign:
     tokenizer: Tokenizer | None
     settings: GenerationSettings
     pooling: Literal["mean", "first"] = "mean"
+    labels: tuple[str, ...] = ()
+    """Names of the classes where it is a classifier."""
 
 
 def load_foreign(path: str | Path, *, say: Callable[[str], None] = print) -> Bundle:
@@ -53,7 +55,8 @@ def left_to_the_caller(settings: GenerationSettings) -> str:
 def make_bundle(found: Foreign) -> Bundle:
     """What `tfm.load` gives for a foreign checkpoint."""
     special = Special(**special_fields(found.config, found.settings, found.tokenizer), pooling=found.pooling)
-    config = Config(model=found.config, decode=DecodeConfig(beam_size=found.settings.num_beams))
+    config = Config(model=found.config, data=DataConfig(labels=found.labels),
+                    decode=DecodeConfig(beam_size=found.settings.num_beams))
     return Bundle(config, found.params, found.tokenizer, special)
 
 
@@ -75,7 +78,13 @@ def open_foreign(path: str | Path, *, dtype: Any = None, sharding: Any = None, a
         return _load_gguf(path, dtype, sharding)
     config, params = from_huggingface(path, dtype=dtype, sharding=sharding, allow_pickle=allow_pickle)
     return Foreign(config, params, load_foreign_tokenizer(path), load_generation_settings(path),
-                   sentence_pooling(path))
+                   sentence_pooling(path), class_labels(path, config))
+
+
+def class_labels(folder: Path, config: ModelConfig) -> tuple[str, ...]:
+    """The names of the classes in a foreign `config.json`, in order."""
+    names = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("id2label") or {}
+    return tuple(names.get(str(i), f"LABEL_{i}") for i in range(config.num_classes))
 
 
 def sentence_pooling(folder: Path) -> Literal["mean", "first"]:

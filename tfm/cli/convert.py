@@ -20,7 +20,7 @@ from tfm.cli.decode_options import checkpoint_choice
 from tfm.cli.errors import run_main
 from tfm.cli.options import parse
 from tfm.config import Config, DataConfig, DecodeConfig, ModelConfig, require
-from tfm.foreign import left_to_the_caller
+from tfm.foreign import Foreign, left_to_the_caller, open_foreign, run_settings
 from tfm.models.adapters import split_params
 
 TOLERANCE = 2e-4
@@ -62,16 +62,19 @@ def run_conversion(options: ConvertOptions) -> int:
             "it must not exist, or be an empty folder")
     if form == "peft":
         return _write_adapters(options)
-    config, params, tokenizer, settings = _open_run(options) if is_run else _open_foreign(options)
+    found = _open_run(options) if is_run else open_foreign(options.source, dtype=options.dtype,
+                                                           allow_pickle=options.allow_pickle)
+    config, params = found.config, found.params
     if options.dtype is not None:
         params = jax.tree.map(lambda x: x.astype(options.dtype), params)
         config = dataclasses.replace(config, param_dtype=options.dtype, dtype=options.dtype)
+        found = dataclasses.replace(found, config=config, params=params)
     if form == "huggingface":
-        _write_huggingface(config, params, tokenizer, settings, target)
+        _write_huggingface(found, target)
     else:
-        _write_run(config, params, tokenizer, settings, target)
+        _write_run(found, target)
     _report(config, params, options.source, target, form)
-    if left := left_to_the_caller(settings):
+    if left := left_to_the_caller(found.settings):
         print(left)
     if options.verify:
         folder = target if form == "huggingface" else options.source
@@ -102,9 +105,10 @@ def verify(config: ModelConfig, params: Any, folder: Path) -> float:
     from tfm.models import build
 
     kinds = {"encoder-decoder": "AutoModelForSeq2SeqLM", "decoder": "AutoModelForCausalLM",
-             "token head": "AutoModelForMaskedLM", "encoder": "AutoModel"}
+             "token head": "AutoModelForMaskedLM", "classes": "AutoModelForSequenceClassification",
+             "encoder": "AutoModel"}
     kind = ("encoder-decoder" if config.is_encoder_decoder else "decoder" if config.is_decoder_only
-            else "token head" if config.token_head else "encoder")
+            else "token head" if config.token_head else "classes" if config.num_classes else "encoder")
     theirs = getattr(transformers, kinds[kind]).from_pretrained(folder, dtype=torch.float32).eval()
     params = jax.tree.map(lambda x: x.astype(jnp.float32), params)
     module = build(dataclasses.replace(config, dtype="float32", param_dtype="float32"))
@@ -117,68 +121,68 @@ def verify(config: ModelConfig, params: Any, folder: Path) -> float:
             ours = module.apply({"params": params}, ids, ids)
             found = theirs(**inputs, decoder_input_ids=tensor).logits
         else:
-            method = "token_logits" if kind == "token head" else "__call__"
+            method = {"token head": "token_logits", "classes": "class_logits"}.get(kind, "__call__")
             ours = module.apply({"params": params}, ids, method=method)
             found = theirs(**inputs)[0]
     return float(np.max(np.abs(np.asarray(ours) - found.numpy())))
 
 
-def _open_run(options: ConvertOptions) -> tuple[ModelConfig, Any, Any, Any]:
+def _open_run(options: ConvertOptions) -> Foreign:
     from tfm.bundle import load
     from tfm.data.foreign_tokenizer import ForeignTokenizer
-    from tfm.foreign import run_settings
     from tfm.interop.generation import GenerationSettings
 
     bundle = load(options.source, checkpoint=checkpoint_choice(options.checkpoint))
     special, tokenizer = bundle.special, bundle.tokenizer
     if (options.source / "generation_config.json").is_file():  # it was converted once
-        return bundle.model, bundle.params, tokenizer, run_settings(options.source, bundle.model)
+        settings = run_settings(options.source, bundle.model)
+        return Foreign(bundle.model, bundle.params, tokenizer, settings, labels=bundle.config.data.labels)
     start = special.start_id if bundle.model.is_encoder_decoder else None
     settings = GenerationSettings(eos_ids=special.eos_ids, pad_id=special.pad_id, decoder_start_id=start,
                                   bos_id=None if tokenizer is None else tokenizer.bos_id)
     if tokenizer is not None:
         tokenizer = ForeignTokenizer(tokenizer, {}, before=special.before, after=special.after)
-    return bundle.model, bundle.params, tokenizer, settings
+    return Foreign(bundle.model, bundle.params, tokenizer, settings, labels=bundle.config.data.labels)
 
 
-def _open_foreign(options: ConvertOptions) -> tuple[ModelConfig, Any, Any, Any]:
-    from tfm.foreign import open_foreign
-
-    found = open_foreign(options.source, dtype=options.dtype, allow_pickle=options.allow_pickle)
-    return found.config, found.params, found.tokenizer, found.settings
-
-
-def _write_huggingface(config: ModelConfig, params: Any, tokenizer: Any, settings: Any, target: Path) -> None:
+def _write_huggingface(found: Foreign, target: Path) -> None:
     from tfm.data.foreign_files import save_foreign_tokenizer
     from tfm.interop import to_huggingface
     from tfm.interop.generation import settings_attributes
 
-    attributes = settings_attributes(settings, pair=config.is_encoder_decoder)
-    to_huggingface(config, params, target, extra=attributes)
+    attributes = settings_attributes(found.settings, pair=found.config.is_encoder_decoder)
+    names: dict[str, Any] = {}
+    if found.config.num_classes:
+        numbers = {name: i for i, name in enumerate(found.labels)}
+        names = {"id2label": dict(enumerate(found.labels)), "label2id": numbers}
+    to_huggingface(found.config, found.params, target, extra={**attributes, **names})
     (target / "generation_config.json").write_text(json.dumps(attributes, indent=2) + "\n", encoding="utf-8")
-    if tokenizer is not None:
-        save_foreign_tokenizer(tokenizer, target)
+    if found.tokenizer is not None:
+        save_foreign_tokenizer(found.tokenizer, target)
 
 
-def _write_run(config: ModelConfig, params: Any, tokenizer: Any, settings: Any, target: Path) -> None:
+def _write_run(found: Foreign, target: Path) -> None:
     from tfm.config_json import save_config
     from tfm.interop.generation import settings_attributes
     from tfm.training.checkpoint import Checkpoints
     from tfm.training.step import TrainState
 
-    require(tokenizer is not None, "the tokenizer of SOURCE", None, "a run folder needs one")
+    config, tokenizer = found.config, found.tokenizer
+    if tokenizer is None:
+        raise ValueError("SOURCE has no tokenizer, but a run folder needs one")
     target.mkdir(parents=True, exist_ok=True)
     tokenizer.save(target / "tokenizer.model")
-    task: Any = "translate" if config.is_encoder_decoder else "causal_lm" if config.is_decoder_only else "masked_lm"
-    whole = Config(model=config, data=DataConfig(task=task, tokenizer="file",
+    task: Any = "translate" if config.is_encoder_decoder else "causal_lm" if config.is_decoder_only else \
+        "classify" if config.num_classes else "masked_lm"
+    whole = Config(model=config, data=DataConfig(task=task, labels=found.labels, tokenizer="file",
                                                  tokenizer_path=str(target / "tokenizer.model")),
-                   decode=DecodeConfig(beam_size=settings.num_beams))
+                   decode=DecodeConfig(beam_size=found.settings.num_beams))
     save_config(whole, target / "config.json")
-    attributes = settings_attributes(settings, pair=config.is_encoder_decoder)
+    attributes = settings_attributes(found.settings, pair=config.is_encoder_decoder)
     (target / "generation_config.json").write_text(json.dumps(attributes, indent=2) + "\n", encoding="utf-8")
     checkpoints = Checkpoints(target, keep=1)
     key = jax.random.key_data(jax.random.key(0))
-    checkpoints.save(TrainState(jnp.zeros((), jnp.int32), params, (), None, key), config=whole, data_state=None,
+    checkpoints.save(TrainState(jnp.zeros((), jnp.int32), found.params, (), None, key), config=whole, data_state=None,
                      scores={})
     checkpoints.close()
 

@@ -48,7 +48,23 @@ def write_sizes(config: ModelConfig) -> dict[str, Any]:
         "layer_norm_eps": config.norm_epsilon, "hidden_dropout_prob": config.dropout_rate,
         "attention_probs_dropout_prob": config.attention_dropout_rate, "initializer_range": config.init_std,
         "tie_word_embeddings": config.tie_embeddings == "all",
+        **({"id2label": {str(i): f"LABEL_{i}" for i in range(config.num_classes)}} if config.num_classes else {}),
     }
+
+
+def read_classes(attributes: Attributes, found: bool) -> int:
+    """Outputs of the classification head; 0 where none was found."""
+    if not found:
+        return 0
+    attributes.expect("problem_type", None, "single_label_classification", because="a text has one label of several")
+    labels = attributes.take("id2label", default=None)
+    return len(labels) if labels else attributes.take("num_labels", default=2)
+
+
+def check_classes(config: ModelConfig) -> None:
+    """Refuse a classification head that reads anything but the pooler."""
+    require(config.num_classes == 0 or (config.pooler and config.class_pooling == "first"), "model.class_pooling",
+            config.class_pooling, "a foreign classifier reads the first hidden vector through a pooler (pooler=True)")
 
 
 def _read(attributes: Attributes, names: Set[str]) -> ModelConfig:
@@ -57,11 +73,13 @@ def _read(attributes: Attributes, names: Set[str]) -> ModelConfig:
     if not has_head:
         fields["tie_embeddings"] = "all"
     return ModelConfig(max_positions=attributes.take("max_position_embeddings"), token_head=has_head,
-                       logit_bias=has_head, pooler="bert.pooler.dense.weight" in names, **fields)
+                       logit_bias=has_head, pooler="bert.pooler.dense.weight" in names,
+                       num_classes=read_classes(attributes, "classifier.weight" in names), **fields)
 
 
 def _write(config: ModelConfig) -> dict[str, Any]:
-    architecture = "BertModel"
+    check_classes(config)
+    architecture = "BertForSequenceClassification" if config.num_classes else "BertModel"
     if config.token_head:
         architecture = "BertForPreTraining" if config.pooler else "BertForMaskedLM"
     return {"model_type": "bert", "architectures": [architecture], **write_sizes(config),
@@ -90,6 +108,8 @@ def encoder_entries(config: ModelConfig, prefix: str) -> list[Entry]:
 
 def _entries(config: ModelConfig) -> list[Entry]:
     entries = encoder_entries(config, "bert.")
+    if config.num_classes:
+        entries += dense("classifier", "classifier")
     if config.token_head:
         entries += dense("cls.predictions.transform.dense", "token_head")
         entries += norm("cls.predictions.transform.LayerNorm", "token_head_norm")

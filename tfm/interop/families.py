@@ -23,7 +23,7 @@ FAMILIES = (BERT, ROBERTA, DISTILBERT, GPT2, T5, BART, MBART, MARIAN, LLAMA, MIS
 # Fields that change how a model is run, trained or initialised, and not which function it is.
 _IRRELEVANT = (
     "dtype", "param_dtype", "attention_implementation", "scan_layers", "remat", "embedding_init", "kernel_init",
-    "init_std", "dropout_rate", "attention_dropout_rate", "activation_dropout_rate", "class_pooling", "lora_alpha",
+    "init_std", "dropout_rate", "attention_dropout_rate", "activation_dropout_rate", "lora_alpha",
     "lora_targets",
 )
 
@@ -104,6 +104,7 @@ def _essence(config: ModelConfig) -> dict[str, Any]:
     resolved = dataclasses.replace(
         config, head_dim=config.head_dim or (None if config.decoder_num_heads else config.resolved_head_dim),
         num_kv_heads=config.num_kv_heads or (None if config.decoder_num_heads else config.num_heads),
-        value_dim=config.resolved_value_dim, attention_pattern=tuple(config.pattern_of(i) for i in range(layers)))
+        value_dim=config.resolved_value_dim, class_pooling=config.class_pooling if config.num_classes else "first",
+        attention_pattern=tuple(config.pattern_of(i) for i in range(layers)))
     fields = {field.name: getattr(resolved, field.name) for field in dataclasses.fields(ModelConfig)}
     return {name: value for name, value in fields.items() if name not in _IRRELEVANT}

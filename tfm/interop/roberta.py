@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Set
 from typing import Any
 
 from tfm.config import ModelConfig
 from tfm.interop.attributes import Attributes
-from tfm.interop.bert import encoder_entries, read_sizes, write_sizes
+from tfm.interop.bert import check_classes, encoder_entries, read_classes, read_sizes, write_sizes
 from tfm.interop.family import Family
 from tfm.interop.table import SAME, Entry, dense, embedding, norm
 
@@ -19,19 +20,27 @@ def _read(attributes: Attributes, names: Set[str]) -> ModelConfig:
         attributes.expect("hidden_act", "gelu", "gelu_python", because="the token head has an exact GELU")
     else:
         fields["tie_embeddings"] = "all"
+    has_classes = "classifier.out_proj.weight" in names  # their dense layer is what BERT's pooler is
     offset = attributes.take("pad_token_id", default=1) + 1  # position 0 has the row after that of padding
     return ModelConfig(max_positions=attributes.take("max_position_embeddings") - offset, position_offset=offset,
-                       token_head=has_head, logit_bias=has_head, pooler="roberta.pooler.dense.weight" in names,
-                       **fields)
+                       token_head=has_head, logit_bias=has_head,
+                       pooler=has_classes or "roberta.pooler.dense.weight" in names,
+                       num_classes=read_classes(attributes, has_classes), **fields)
 
 
 def _write(config: ModelConfig) -> dict[str, Any]:
-    return {"model_type": "roberta", "architectures": ["RobertaForMaskedLM" if config.token_head else "RobertaModel"],
+    check_classes(config)
+    heads = {"ForMaskedLM": config.token_head, "ForSequenceClassification": config.num_classes > 0, "Model": True}
+    return {"model_type": "roberta",
+            "architectures": [f"Roberta{next(name for name, there in heads.items() if there)}"],
             **write_sizes(config), "max_position_embeddings": config.max_positions + config.position_offset,
             "pad_token_id": config.position_offset - 1}
 
 
 def _entries(config: ModelConfig) -> list[Entry]:
+    if config.num_classes:
+        return [*encoder_entries(dataclasses.replace(config, pooler=False), "roberta."),
+                *dense("classifier.dense", "pooler"), *dense("classifier.out_proj", "classifier")]
     entries = encoder_entries(config, "roberta.")
     if config.token_head:
         entries += dense("lm_head.dense", "token_head")

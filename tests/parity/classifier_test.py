@@ -1,0 +1,44 @@
+"""Classifiers of BERT and RoBERTa against torch, by their labels, and there and back again."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import tfm
+from tfm.interop import from_huggingface, to_huggingface
+
+SIZES = {"vocab_size": 41, "hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 3,
+         "intermediate_size": 20, "max_position_embeddings": 14, "id2label": {0: "bad", 1: "good", 2: "odd"}}
+MODELS = {
+    "bert": lambda: transformers.BertForSequenceClassification(transformers.BertConfig(**SIZES)),
+    "roberta": lambda: transformers.RobertaForSequenceClassification(transformers.RobertaConfig(**SIZES)),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_labels_and_a_round_trip(name, randomized, inputs, tmp_path):
+    model = randomized(MODELS[name]())
+    model.save_pretrained(tmp_path / "theirs")
+    config, params = from_huggingface(tmp_path / "theirs")
+    batch = inputs(config, model.config.pad_token_id)
+    ours = jax.jit(lambda ids, mask: tfm.build(config).apply({"params": params}, ids, mask=mask,
+                                                             method="class_logits"))(batch.ids, batch.mask)
+    with torch.no_grad():
+        theirs = model(**batch.torch()).logits.numpy()
+    np.testing.assert_allclose(ours, theirs, atol=2e-4)
+    assert tfm.load(tmp_path / "theirs").config.data.labels == ("bad", "good", "odd")
+    to_huggingface(config, params, tmp_path / "ours")
+    back = type(model).from_pretrained(tmp_path / "ours").eval()
+    with torch.no_grad():
+        np.testing.assert_allclose(back(**batch.torch()).logits.numpy(), theirs, atol=1e-6)
+
+
+def test_a_head_that_no_foreign_model_has_is_refused(tmp_path):
+    config = tfm.presets.bert_base(11, d_model=8, d_ff=8, num_heads=2, encoder_layers=1, token_head=False,
+                                   logit_bias=False, pooler=False, num_classes=2, class_pooling="mean")
+    with pytest.raises(ValueError, match=r"model\.class_pooling is 'mean'|no Hugging Face model"):
+        to_huggingface(config, {}, tmp_path)
