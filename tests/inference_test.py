@@ -123,7 +123,7 @@ def test_two_hundred_lengths_decode_with_a_few_programs_and_memory_stays_flat(be
     config = replace(TRANSLATOR, d_model=8, d_ff=8)
     params = prepare(config, init_params(config, jax.random.key(0)))
     search = Search(beam_size=beam_size, eos_ids=(EOS,))
-    counted = (inference._start, session._start, session._advance, session._result)
+    counted = (inference._search, inference._start, session._start, session._advance, session._result)
 
     def one_pass():
         for n in range(1, 201):

@@ -93,14 +93,15 @@ def generate(config: ModelConfig, params: Any, rows: Rows, search: Search, *, li
         buffer = bucket(int(limit.max()))
         keys = _keys(jax.random.key(seed), np.array(padded, np.uint32)) if search.temperature > 0.0 else None
         ids, mask, limit = by_row((ids, mask, limit), mesh)
-        if search.lookup or search.draft or search.phrases:
+        sizes = [size for size in SIZES if size < len(ids)]
+        if search.lookup or search.draft or search.phrases or not sizes:
             found, counts = jax.device_get(_search(config, search, buffer, start_id, params, ids, mask, limit, keys,
                                                    *(draft or (None, None))))
             if counts is not None and accepted is not None:
                 accepted(counts)
         else:
-            found = _session(config, search, buffer, start_id, params, ids, mask, limit, keys).run(
-                STEPS, [size for size in SIZES if size < len(ids)])
+            session = _session(config, search, buffer, start_id, params, ids, mask, limit, keys)
+            found = session.run(STEPS, sizes)
         for place, number in enumerate(numbers):
             results[number] = _results(found, place, search)
         done += len(numbers)
@@ -129,15 +130,19 @@ def _limit(config: ModelConfig, wanted: int, prompt: int) -> int:
 def _search(config: ModelConfig, search: Search, buffer: int, start_id: int, params: Any, ids: jax.Array,
             mask: jax.Array, limit: jax.Array, keys: jax.Array | None, draft_config: ModelConfig | None = None,
             draft_params: Any = None) -> tuple[Hypotheses, Accepted | None]:
-    """What does not run as a session: speculative decoding, and required phrases."""
+    """A whole batch in one program; for speculative decoding also the counts of drafted and accepted tokens."""
     size = search.lookup or search.draft
-    slots = buffer + 1 + size
+    loop = None if size or search.phrases else _loop(config, search)
+    slots = buffer + 1 + size if loop is None else _slots(loop, buffer)
     shared, cache, prompt = _start(config, slots, start_id, search.cache_dtype, params, ids, mask)
-    step = make_step(config, params, shared)
-    common: dict[str, Any] = {
-        "max_length": limit, "buffer_length": buffer, "eos_id": search.eos_ids, "pad_id": search.pad_id,
-        "alpha": search.alpha, "reweight": search.reweight, "allow": search.allow,
-        "seen": None if config.is_encoder_decoder else jnp.where(mask, ids, -1)}
+    step = make_step(config, params, shared, attention=search.coverage > 0.0)
+    limits: dict[str, Any] = {"max_length": limit, "buffer_length": buffer,
+                              "seen": None if config.is_encoder_decoder else jnp.where(mask, ids, -1)}
+    if loop is not None:
+        limits |= {"keys": keys} if isinstance(loop, Sample) else {"source_mask": mask} if search.coverage else {}
+        return loop.run(step, cache, prompt, **limits), None
+    common = {"eos_id": search.eos_ids, "pad_id": search.pad_id, "alpha": search.alpha, "reweight": search.reweight,
+              "allow": search.allow, **limits}
     if search.phrases:
         return lexical_beam_search(step, cache, prompt, beam_size=search.beam_size, n_best=search.n_best,
                                    phrases=_phrases(search, ids.shape[0]), **common), None
@@ -151,12 +156,16 @@ def _search(config: ModelConfig, search: Search, buffer: int, start_id: int, par
                      typical_p=search.typical_p, **common)
 
 
+def _slots(loop: Any, buffer: int) -> int:
+    """Slots of a cache for `buffer` new tokens of a row, or of each of the beams that share it."""
+    return 1 + buffer * (loop.beam_size if isinstance(loop, Beam) and loop.spread is branch else 1)
+
+
 def _session(config: ModelConfig, search: Search, buffer: int, start_id: int, params: Any, ids: np.ndarray,
              mask: np.ndarray, limit: np.ndarray, keys: jax.Array | None) -> Session:
     """A batch that has its first tokens, for all searches whose rows may leave it."""
     loop = _loop(config, search)
-    slots = 1 + buffer * (loop.beam_size if isinstance(loop, Beam) and loop.spread is branch else 1)
-    shared, cache, prompt = _start(config, slots, start_id, search.cache_dtype, params, ids, mask)
+    shared, cache, prompt = _start(config, _slots(loop, buffer), start_id, search.cache_dtype, params, ids, mask)
     return Session(loop, _session_step(config, search.coverage > 0.0), params, shared, cache, prompt, max_length=limit,
                    buffer_length=buffer, seen=None if config.is_encoder_decoder else np.where(mask, ids, -1), keys=keys,
                    source_mask=mask if search.coverage else None)

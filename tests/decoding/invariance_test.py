@@ -15,10 +15,18 @@ from hypothesis import strategies as st
 from tfm.config import AttentionPattern, ModelConfig
 from tfm.decoding import beam_search, greedy, token_log_probs
 from tfm.models import build, init_params
-from tfm.models.stepper import make_step, own_part, start_generation, start_translation
+from tfm.models.stepper import (
+    branch,
+    branches,
+    follow,
+    make_step,
+    own_part,
+    start_generation,
+    start_translation,
+)
 from tfm.nn.cache import empty_cache
 
-V, BOS, EOS, LIMIT = 11, 1, 2, 6
+V, BOS, EOS, LIMIT, BEAMS = 11, 1, 2, 6, 3
 LENGTHS = (5, 2, 7)
 PATTERNS = {
     "full": (AttentionPattern(),),
@@ -65,30 +73,33 @@ def padded(rows, side, length):
 
 @partial(jax.jit, static_argnames=("config", "spare"))
 def search_batch(config, params, ids, mask, limit, spare):
-    """Greedy and beam search over padded rows, with `spare` more slots than needed."""
+    """Greedy and beam search over padded rows, with `spare` more slots than needed; beams share a cache if they can."""
+    moves = {"spread": branch, "reorder": follow} if branches(config, BEAMS) else {}
+    slots = 1 + spare + LIMIT * (BEAMS if moves else 1)
     if config.is_encoder_decoder:
-        shared = start_translation(config, params, ids, mask, LIMIT + 1 + spare)
+        shared = start_translation(config, params, ids, mask, slots)
         step, cache = make_step(config, params, shared), own_part(shared)
         prompt = jnp.full((len(ids), 1), BOS)
     else:
-        prompt, cache = start_generation(config, params, ids, mask, LIMIT + 1 + spare)
+        prompt, cache = start_generation(config, params, ids, mask, slots)
         step = make_step(config, params)
-    return both(step, cache, prompt, limit, None)
+    return both(step, cache, prompt, limit, None, moves)
 
 
 @partial(jax.jit, static_argnames=("config", "chunk"))
 def search_alone(config, params, row, limit, chunk):
-    """The same for one unpadded row, a decoder's prompt being read in chunks."""
+    """The same for one unpadded row, a decoder's prompt being read in chunks, and every beam with its own cache."""
     if config.is_encoder_decoder:
-        return search_batch(config, params, row, jnp.ones(row.shape, bool), limit, 0)
+        shared = start_translation(config, params, row, jnp.ones(row.shape, bool), LIMIT + 1)
+        return both(make_step(config, params, shared), own_part(shared), jnp.full((1, 1), BOS), limit, None, {})
     cache = empty_cache(config, 1, row.shape[1] + LIMIT)
-    return both(make_step(config, params), cache, row, limit, chunk)
+    return both(make_step(config, params), cache, row, limit, chunk, {})
 
 
-def both(step, cache, prompt, limit, chunk):
+def both(step, cache, prompt, limit, chunk, moves):
     options = {"max_length": limit, "buffer_length": LIMIT, "eos_id": EOS, "prefill_chunk": chunk, "alpha": 0.6}
     one = greedy(step, cache, prompt, **options)
-    return one, beam_search(step, cache, prompt, beam_size=3, n_best=2, **options)
+    return one, beam_search(step, cache, prompt, beam_size=BEAMS, n_best=2, **options, **moves)
 
 
 @partial(jax.jit, static_argnames=("config", "start"))
