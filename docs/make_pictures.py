@@ -2,8 +2,8 @@
 
     python docs/make_pictures.py [--output docs/images] [--run runs/quickstart]
 
-Without a run the attention map is left as it is. `attention_memory.png` comes from `benchmarks/attention_memory.py`, the
-pictures under `claims/` from `examples/claims`.
+Without a run the attention map is left as it is. `attention_memory.png` comes from `benchmarks/attention_memory.py`,
+the pictures under `claims/` from `examples/claims`.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def draw_attention(folder: Path, run: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "images", help="folder for the PNG files")
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "images", help="folder for the files")
     parser.add_argument("--run", type=Path, help="run folder of configs/quickstart.py, for the attention map")
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)

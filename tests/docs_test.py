@@ -1,4 +1,4 @@
-"""Every name, link, command and snippet of the site and of the README is real; snippets run, commands are parsed or run."""
+"""Every name, link, command and snippet of the site and the README is real: snippets run, commands are parsed or run."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import functools
 import gzip
 import importlib.util
 import io
+import itertools
 import re
 import shlex
 import tomllib
@@ -18,7 +19,7 @@ from typing import Any
 import pytest
 
 from tfm.cli.main import COMMANDS
-from tfm.cli.options import _option_names, parse
+from tfm.cli.options import _option_names, load_config_file, parse
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -27,10 +28,10 @@ FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 HARMLESS = {"echo", "source", "cat", "cd", "ls", "mkdir", "export"}
 LAUNCHERS = {"srun", "mpirun", "gcloud", "sbatch", "bash"}
 """Programs that start ours: what follows the word "python" in their arguments is checked."""
-SMALL = ["--model.d-model", "32", "--model.d-ff", "32", "--model.head-dim", "16", "--model.encoder-layers", "1",
-         "--model.decoder-layers", "1", "--data.generated-size", "300", "--data.max-length", "64",
-         "--data.tokens-per-batch", "256", "--data.buckets", "1", "--data.tokenizer", "byte", "--data.too-long", "cut",
-         "--train.steps", "5", "--train.eval-every", "5", "--train.checkpoint-every", "1", "--train.eval-sentences", "2"]
+SHORT = ["--data.generated-size", "300", "--data.max-length", "64", "--data.tokens-per-batch", "256",
+         "--data.buckets", "1", "--data.too-long", "cut", "--train.steps", "5", "--train.eval-every", "5",
+         "--train.checkpoint-every", "1", "--train.eval-sentences", "2"]
+SMALL = ["--model.d-model", "32", "--model.d-ff", "32", "--model.head-dim", "16", "--data.tokenizer", "byte"]
 DOCUMENTS = "The old woman reads.\nThe child sleeps.\n<|doc|>\nA dog runs home.\n<|doc|>\n" * 40
 
 
@@ -151,7 +152,7 @@ def resolve(name: str) -> Any:
 
 
 def test_the_parts_of_a_line_are_found():
-    line = "A=1 python train.py x.py --data.train a b \\\n --workdir r && echo 'a | b' | tfm decode r < in.txt > out.txt"
+    line = "A=1 python train.py x.py --data.train a b \\\n --workdir r && echo 'a | b' | tfm decode r < in > out"
     assert list(commands(line)) == [["python", "train.py", "x.py", "--data.train", "a", "b", "--workdir", "r"],
                                     ["echo", "a | b"], ["tfm", "decode", "r"]]
 
@@ -243,29 +244,38 @@ def test_snippets_run(page, request, tmp_path, monkeypatch):
             assert written.getvalue().split() == block.output.split(), block.text
 
 
+@pytest.fixture(scope="module")
+def done():
+    """The commands that another page has run."""
+    return set()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("page", with_language("bash"))
-def test_commands_run(page, workplace, tiny_run, monkeypatch):
-    """Our own commands, one after the other, training with a small model for a few steps.
+def test_commands_run(page, workplace, tiny_run, monkeypatch, done):
+    """Our own commands, one after the other, training with a small model for a few steps; each runs once.
 
-    Left to other tests: plans (`tests/cli/plan_test.py`), meshes (`tests/parallel`), examples (`tests/examples_test.py`).
+    Left to other tests: plans (`tests/cli/plan_test.py`), meshes and several processes (`tests/parallel`), examples
+    (`tests/examples_test.py`).
     """
     for block in blocks(TEXTS[page]):
         for words in commands(block.text) if block.language == "bash" else ():
             own = own_command(words)
-            if own is None or own[0] == "plan" or {"--help", "--mesh", "--coordinator"} & set(own):
+            if own is None or own[0] == "plan" or {"--help", "--mesh", "--coordinator"} & set(own) or \
+                    shlex.join(own) in done:
                 continue
+            done.add(shlex.join(own))
             run_command(own, workplace, tiny_run, monkeypatch)
 
 
 def small_changes(arguments: list[str]) -> list[str]:
     """What makes a training short; a model that comes from elsewhere keeps its shapes and its tokenizer."""
     if "--init-from" in arguments:
-        start = SMALL.index("--data.generated-size")
-        changes = SMALL[start:]
-        at = changes.index("--data.tokenizer")
-        return changes[:at] + changes[at + 2:]
-    return SMALL + (["--model.logit-scale", str(32**-0.5)] if "t5" in arguments[0] else [])
+        return SHORT
+    model = load_config_file(arguments[0]).model
+    layers = [f"--model.{stack}-layers" for stack in ("encoder", "decoder") if getattr(model, f"{stack}_layers")]
+    scale = ["--model.logit-scale", str(32**-0.5)] if model.logit_scale != 1.0 else []
+    return [*SHORT, *SMALL, *itertools.chain(*((option, "1") for option in layers)), *scale]
 
 
 def run_command(own: list[str], workplace: Path, tiny_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,8 @@ def draw(figure: Any, tables: Tables) -> None:
     middle.bar(names, [row["visible"] for row in masked])
     middle.set(ylabel="share named", title="visible tokens")
     for objective in ("T5", "BART"):
-        right.plot(*select(spans, "BART's updates", "loss of the span", objective=objective), marker="o", label=objective)
+        line = select(spans, "BART's updates", "loss of the span", objective=objective)
+        right.plot(*line, marker="o", label=objective)
     right.set(xlabel="compute, in BART's updates", ylabel="loss", title="a span of 4 tokens")
     right.legend()
 

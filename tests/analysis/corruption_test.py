@@ -54,5 +54,5 @@ def test_mask_only_forgets_visible_tokens():
 @pytest.mark.slow
 def test_short_targets_win_at_equal_compute():
     """Raffel et al. (2020), section 3.3.4: not worse, and cheaper; here the same compute gives a lower loss."""
-    losses = {objective: learn_spans(objective, steps=steps) for objective, steps in steps_of_equal_compute(600).items()}
+    losses = {name: learn_spans(name, steps=steps) for name, steps in steps_of_equal_compute(600).items()}
     assert losses["T5"] < losses["BART"] - 0.1
