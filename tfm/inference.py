@@ -173,20 +173,23 @@ def _session(config: ModelConfig, search: Search, buffer: int, start_id: int, pa
 
 def _loop(config: ModelConfig, search: Search) -> Any:
     """The settings of the loop that a search asks for."""
-    rules: tuple[Any, ...] = (search.eos_ids, search.pad_id, search.alpha, search.reweight, search.allow)
+    rules: dict[str, Any] = {"eos_ids": search.eos_ids, "pad_id": search.pad_id, "alpha": search.alpha,
+                             "reweight": search.reweight, "allow": search.allow}
     if search.temperature > 0.0:
-        return Sample(*rules, search.temperature, search.top_k, search.typical_p, search.top_p, search.min_p)
+        return Sample(temperature=search.temperature, top_k=search.top_k, typical_p=search.typical_p,
+                      top_p=search.top_p, min_p=search.min_p, **rules)
     if search.beam_size == 1:
-        return Greedy(*rules)
+        return Greedy(**rules)
     size = search.beam_size // search.groups
-    moves: dict[str, Any] = {"spread": branch, "reorder": follow} if branches(config, size) else {}
+    if branches(config, size):
+        rules |= {"spread": branch, "reorder": follow}
     if search.groups > 1:
-        return DiverseBeam(*rules, size, size, groups=search.groups, diversity=search.diversity,
-                           each=search.n_best // search.groups, **moves)
+        return DiverseBeam(beam_size=size, n_best=size, groups=search.groups, diversity=search.diversity,
+                           each=search.n_best // search.groups, **rules)
     if search.length_penalty is not None:
-        return PowerBeam(*rules, size, search.n_best, power=search.length_penalty,
-                         early_stopping=search.early_stopping, **moves)
-    return Beam(*rules, size, search.n_best, coverage=search.coverage, **moves)
+        return PowerBeam(beam_size=size, n_best=search.n_best, power=search.length_penalty,
+                         early_stopping=search.early_stopping, **rules)
+    return Beam(beam_size=size, n_best=search.n_best, coverage=search.coverage, **rules)
 
 
 def _phrases(search: Search, batch: int) -> jax.Array:

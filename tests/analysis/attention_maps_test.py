@@ -54,11 +54,12 @@ def heads_and_values(config, params):
 
         def record(next_method, args, kwargs, context):
             output = next_method(*args, **kwargs)
-            if isinstance(context.module, MultiHeadAttention) and context.method_name == "attend":
+            stored = context.method_name == "attend_stored"
+            if isinstance(context.module, MultiHeadAttention) and (stored or context.method_name == "attend"):
                 stack, layer, name = context.module.path
                 part = "cross" if name == "cross_attention" else stack
                 tables = context.module.relative_values if context.module.shaw_distance is not None else None
-                seen[f"{part} {layer[-1]}"] = args[2], output, tables
+                seen[f"{part} {layer[-1]}"] = args[1].by_token()[1] if stored else args[2], output, tables
             return output
 
         with nn.intercept_methods(record):

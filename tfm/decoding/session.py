@@ -99,16 +99,16 @@ class Session:
         *,
         max_length: jax.typing.ArrayLike,
         buffer_length: int | None = None,
-        seen: jax.Array | None = None,
+        seen: jax.typing.ArrayLike | None = None,
         keys: jax.Array | None = None,
-        source_mask: jax.Array | None = None,
+        source_mask: jax.typing.ArrayLike | None = None,
         prefill_chunk: int | None = None,
     ) -> None:
         limit = np.asarray(max_length, np.int32)
         self.length = int(limit.max()) if buffer_length is None else buffer_length
         static = (("buffer_length", self.length), ("prefill_chunk", prefill_chunk))
-        arrays = {"max_length": jnp.broadcast_to(jnp.asarray(limit), (len(prompt),))}
-        given = {"seen": seen, "keys": keys, "source_mask": source_mask}
+        arrays: dict[str, Any] = {"max_length": jnp.broadcast_to(jnp.asarray(limit), (len(prompt),))}
+        given: dict[str, Any] = {"seen": seen, "keys": keys, "source_mask": source_mask}
         arrays |= {name: value for name, value in given.items() if value is not None}
         self._search, self._make_step, self._fixed, self._rows = search, make_step, fixed, rows
         self._state = _start(search, make_step, static, fixed, rows, cache, prompt, arrays)

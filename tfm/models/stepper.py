@@ -160,6 +160,7 @@ def follow(cache: Cache, parents: jax.Array) -> Cache:
     """Let hypothesis k of row b go on from hypothesis parents[b, k]."""
 
     def move(slots: Slots) -> Slots:
+        assert slots.paths is not None
         return slots.replace(paths=jnp.take_along_axis(slots.paths, parents[..., None], axis=1))
 
     return cache.replace(slots=tuple(map(move, cache.slots)))

@@ -124,8 +124,8 @@ class MultiHeadAttention(nn.Module):
         """
         batch, length = x.shape[:2]
         if memory is None:
-            projected, *pair = self._project(x)
-            key, value = self._keys(*pair, positions)
+            projected, key, value = self._project(x)
+            key, value = self._keys(key, value, positions)
         else:
             projected = self.query(x)
         query, after = self._query(projected, positions), stored
@@ -157,7 +157,7 @@ class MultiHeadAttention(nn.Module):
         common = {"mask": mask, "bias": bias, "scale": self.scale, "soft_cap": self.softcap,
                   "relative": self._relative(), "query_positions": query_positions, "key_positions": key_positions,
                   "implementation": self.implementation}
-        heads = None if rate else attend_on_mesh(query, key, value, **common)
+        heads: Any = None if rate else attend_on_mesh(query, key, value, **common)
         if heads is None:
             heads = attention(query, key, value, dropout_rate=rate,
                               dropout_key=self.make_rng("dropout") if rate else None, **common)

@@ -273,9 +273,12 @@ def store(layer: KeyValue, key: jax.Array, value: jax.Array, plan: Plan) -> tupl
 
 def _along_slots(change: Callable[..., jax.Array], *layers: KeyValue) -> KeyValue:
     """change(axis of the slots, leaf of each layer) for every leaf."""
-    places = KeyValue(3, 2, 3, 2, layers[0].group) if layers[0].key_scale is not None else KeyValue(
-        3, 2, None, None, layers[0].group)  # type: ignore[arg-type]
-    return jax.tree.map(change, places, *layers)
+
+    def one(axis: int, *leaves: jax.Array | None) -> Any:
+        return None if leaves[0] is None else change(axis, *leaves)
+
+    return KeyValue(one(3, *(x.key for x in layers)), one(2, *(x.value for x in layers)),
+                    one(3, *(x.key_scale for x in layers)), one(2, *(x.value_scale for x in layers)), layers[0].group)
 
 
 def _pick(x: jax.Array, slots: jax.Array, axis: int) -> jax.Array:
