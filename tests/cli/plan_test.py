@@ -40,7 +40,7 @@ def test_a_plan_for_more_devices_than_there_are(config_file):
 @pytest.mark.parametrize(("arguments", "message"), [
     (["--device", "h101"], "--device is 'h101', but it must be one of"), (["--mesh", "data=-1"], "every size"),
     (["--mesh", "dta=2"], "no axis 'dta'"), (["--price", "0"], "--price is 0"),
-    (["--mesh", "tensor=4096"], "at most 2048")])
+    (["--mesh", "tensor=4096"], "at most 1024")])
 def test_mistakes(config_file, capsys, arguments, message):
     assert main(["plan", config_file, *arguments]) == 2
     error = capsys.readouterr().err

@@ -125,9 +125,9 @@ def test_compile_time_does_not_grow_with_the_depth(small):
             return build(config).apply({"params": params}, ids).mean()
 
         traced = jax.jit(jax.grad(loss)).lower(params)
-        start = time.perf_counter()
+        start = time.process_time()
         traced.compile()
-        return time.perf_counter() - start
+        return time.process_time() - start
 
     enabled = jax.config.jax_enable_compilation_cache
     jax.config.update("jax_enable_compilation_cache", False)

@@ -23,13 +23,14 @@ from tfm.cli.errors import run_main
 from tfm.cli.options import parse
 from tfm.config import Config, require
 from tfm.models import build, init_params
+from tfm.models.adapters import trainable
 from tfm.parallel.mesh import make_mesh, parse_mesh, use_mesh
 from tfm.parallel.rules import batch_sharding, batch_shards, state_shardings
 from tfm.training.loss import make_loss
 from tfm.training.optimizer import make_optimizer, make_schedule
 from tfm.training.step import init_state, make_train_step
 
-MOST_DEVICES = 2048
+MOST_DEVICES = 1024
 """Devices that one host process can stand for."""
 
 
@@ -134,14 +135,15 @@ def compile_step(config: Config, mesh: dict[str, int], rows: int, length: int) -
     model = build(config.model)
     optimizer = make_optimizer(config.optimizer, make_schedule(config))
     shapes = jax.eval_shape(lambda: init_state(lambda key: init_params(config.model, key), optimizer,
-                                               config.train.seed, ema=config.optimizer.ema_decay is not None))
+                                               config.train.seed, ema=config.optimizer.ema_decay is not None,
+                                               trainable=trainable(config.model)))
     shardings = state_shardings(shapes, devices)
     state = jax.tree.map(lambda s, p: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=p), shapes, shardings)
     batch = {name: jax.ShapeDtypeStruct((rows, length), dtype, sharding=batch_sharding(devices))
              for name, dtype in _batch_types(config).items()}
     loss = make_loss(model, config.model, smoothing=config.optimizer.label_smoothing)
     step = make_train_step(loss, optimizer, accumulate=config.optimizer.accumulate,
-                           ema_decay=config.optimizer.ema_decay)
+                           ema_decay=config.optimizer.ema_decay, trainable=trainable(config.model))
     with use_mesh(devices):
         jitted = jax.jit(step, donate_argnums=0, out_shardings=(shardings, None))
         return state, batch, jitted.lower(state, batch).compile()
