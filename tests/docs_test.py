@@ -1,4 +1,4 @@
-"""Every name, link, command and snippet of the site and the README is real: snippets run, commands are parsed or run."""
+"""Each name, link, command and snippet of the site and README is real: snippets run, commands are parsed or run."""
 
 from __future__ import annotations
 
