@@ -76,13 +76,12 @@ def stored_output(config: ModelConfig, params: Any) -> tuple[jax.Array, jax.Arra
 
 def _product(hidden: jax.Array, matrix: jax.Array, scale: jax.Array | None) -> jax.Array:
     """hidden [..., M] times the matrix [M, V]; float32."""
-    rows = hidden
+    if matrix.dtype in (jnp.bfloat16, jnp.int8):
+        return narrow_projection(hidden, matrix, scale=scale)
+    rows = hidden.astype(matrix.dtype)
     if hidden.size == hidden.shape[-1] and matrix.nbytes <= CACHED_BYTES and jax.default_backend() == "cpu":
-        rows = jnp.concatenate([hidden, hidden], axis=-2)
-    if scale is not None:
-        logits = narrow_projection(rows, matrix, scale=scale)
-    else:
-        logits = jnp.einsum("...M,MV->...V", rows.astype(matrix.dtype), matrix, preferred_element_type=jnp.float32)
+        rows = jnp.concatenate([rows, rows], axis=-2)
+    logits = jnp.einsum("...M,MV->...V", rows, matrix, preferred_element_type=jnp.float32)
     return logits[..., : hidden.shape[-2], :]
 
 
