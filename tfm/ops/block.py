@@ -35,14 +35,15 @@ class Chunk:
     def tokens(self, i: Array, columns: Array) -> tuple[Tokens, Tokens]:
         """The queries of block row i and the keys of some block columns [slots]."""
 
-        def side(positions: jax.Array, places: jax.Array) -> Tokens:
+        def side(axis: int, positions: jax.Array, places: jax.Array) -> Tokens:
             positions = positions.swapaxes(0, 1).reshape(positions.shape[1], -1)
             positions = positions if positions.shape[0] == 1 else positions[self.batch]
-            return Tokens(positions, places.reshape(-1), self.batch, self.heads)
+            run = self.plan.blocks[axis] if self.plan.consecutive else None
+            return Tokens(positions, places.reshape(-1), self.batch, self.heads, run)
 
         return (
-            side(self.positions[0][i][None], self.places[0][i]),
-            side(self.positions[1][columns], self.places[1][columns]),
+            side(0, self.positions[0][i][None], self.places[0][i]),
+            side(1, self.positions[1][columns], self.places[1][columns]),
         )
 
     def keep(self, i: Array, columns: Array) -> jax.Array:

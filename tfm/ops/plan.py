@@ -28,6 +28,7 @@ class Plan:
       head_ids: the query heads' numbers in the whole.
       kinds: [nq, nk] int8 as bytes: EMPTY, PARTIAL or FULL, as far as it is known before the values.
       dynamic: whether a partial block is empty may depend on values.
+      consecutive: within a block positions are consecutive, on both sides.
     """
 
     lengths: tuple[int, int]
@@ -39,6 +40,7 @@ class Plan:
     head_ids: tuple[int, ...]
     kinds: bytes
     dynamic: bool
+    consecutive: bool
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -102,7 +104,16 @@ def make_plan(
     values = (query.positions, key.positions, *jax.tree.leaves(rule))
     known = not any(isinstance(x, jax.core.Tracer) for x in values)
     dynamic = rule is not None and not known and bool((kinds == PARTIAL).any())
-    return Plan((T, S), key_length, blocks, slots, chunk, heads, head_ids, kinds.tobytes(), dynamic)
+    consecutive = all(_is_consecutive(x.positions, block) for x, block in zip(sides, blocks, strict=True))
+    return Plan((T, S), key_length, blocks, slots, chunk, heads, head_ids, kinds.tobytes(), dynamic, consecutive)
+
+
+def _is_consecutive(positions: Array, block: int) -> bool:
+    """Positions are known to be consecutive within every block, the same for all rows of the batch."""
+    if not isinstance(positions, np.ndarray) or len(positions) > 1:
+        return False
+    inside = np.arange(1, positions.shape[1]) % block != 0
+    return bool((np.diff(positions[0])[inside] == 1).all())
 
 
 def places(tokens: Tokens, block: int) -> np.ndarray:

@@ -20,12 +20,14 @@ class Tokens:
       index: [n] int32, places along the side; None for all in order.
       batch: [b] int32, rows of the batch; None for all.
       heads: [h] int32, query heads; None for all.
+      run: positions are known to come in runs of this many consecutive ones, the same for all rows of the batch.
     """
 
     positions: Array
     index: Array | None = None
     batch: Array | None = None
     heads: Array | None = None
+    run: int | None = None
 
     def along(self, x: Array, axis: int) -> Array:
         """The entries of these tokens along an axis; an axis of length 1 serves all."""
