@@ -146,7 +146,7 @@ def test_company_does_not_matter(case):
 
 
 @pytest.mark.slow
-@settings(max_examples=24)
+@settings(max_examples=16)
 @given(
     kind=st.sampled_from(["translation", "generation"]),
     position=st.sampled_from(["sinusoidal", "learned", "shaw", "t5", "rotary", "alibi", "none"]),
