@@ -232,11 +232,14 @@ def missing_packages(code: str) -> list[str]:
 @pytest.mark.parametrize("page", snippet_pages())
 def test_snippets_run(page, request, tmp_path, monkeypatch):
     """The snippets of a page, one after the other as a reader would type them; outputs are those that are shown."""
-    monkeypatch.chdir(request.getfixturevalue("workplace") if "runs/" in TEXTS[page] else tmp_path)
+    snippets = [block for block in blocks(TEXTS[page])
+                if block.language == "python" and not missing_packages(block.text)]
+    runs = set(re.findall(r"\bruns/[\w-]+", "".join(block.text for block in snippets)))
+    monkeypatch.chdir(request.getfixturevalue("workplace") if runs else tmp_path)
+    for run in runs - {"runs/quickstart"}:
+        Path(run).symlink_to("quickstart")
     names: dict[str, Any] = {"__name__": "snippet"}
-    for block in blocks(TEXTS[page]):
-        if block.language != "python" or missing_packages(block.text):
-            continue
+    for block in snippets:
         written = io.StringIO()
         with contextlib.redirect_stdout(written):
             exec(compile(block.text, page, "exec"), names)
