@@ -158,14 +158,28 @@ def test_values_and_gradients(name, implementation):
         np.testing.assert_allclose(got, expected_gradient, atol=3e-5, rtol=1e-4)
 
 
-@settings(max_examples=25)
-@given(
+TRACED = given(
     seed=st.integers(0, 2**16),
     lengths=st.tuples(st.integers(0, 22), st.integers(0, 22)),
     prefix=st.integers(0, 22),
     cuts=st.lists(st.integers(1, 21), max_size=3),
 )
+
+
+@settings(max_examples=25)
+@TRACED
 def test_rules_of_traced_arrays(seed, lengths, prefix, cuts):
+    compare_traced(seed, lengths, prefix, cuts)
+
+
+@pytest.mark.slow
+@settings(max_examples=400)
+@TRACED
+def test_many_rules_of_traced_arrays(seed, lengths, prefix, cuts):
+    compare_traced(seed, lengths, prefix, cuts)
+
+
+def compare_traced(seed, lengths, prefix, cuts):
     """One compilation, many rules: their arrays are arguments, so the empty blocks are found at run time."""
     query, key, value, cotangent = arrays(22, 22, seed)
     valid = np.arange(22) < np.array(lengths)[:, None]
