@@ -46,6 +46,7 @@ def start_processes(coordinator: str | None = None, num_processes: int | None = 
         raise ValueError(f"--process-id is {process_id}, but it must be from 0 to --num-processes - 1 = "
                          f"{num_processes - 1}")
     jax.config.update("jax_cpu_enable_async_dispatch", False)
+    jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM away from us
     # Later than the watch, whose message says more.
     jax.distributed.initialize(coordinator, num_processes, process_id, heartbeat_timeout_seconds=int(2 * time_out))
 
