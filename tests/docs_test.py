@@ -31,7 +31,7 @@ LAUNCHERS = {"srun", "mpirun", "gcloud", "sbatch", "bash"}
 SHORT = ["--data.generated-size", "300", "--data.max-length", "64", "--data.tokens-per-batch", "256",
          "--data.buckets", "1", "--data.too-long", "cut", "--train.steps", "5", "--train.eval-every", "5",
          "--train.checkpoint-every", "1", "--train.eval-sentences", "2"]
-SMALL = ["--model.d-model", "32", "--model.d-ff", "32", "--model.head-dim", "16", "--data.tokenizer", "byte"]
+SMALL = ["--model.d-model", "64", "--model.d-ff", "64", "--data.tokenizer", "byte"]
 DOCUMENTS = "The old woman reads.\nThe child sleeps.\n<|doc|>\nA dog runs home.\n<|doc|>\n" * 40
 
 
@@ -277,7 +277,7 @@ def small_changes(arguments: list[str]) -> list[str]:
         return SHORT
     model = load_config_file(arguments[0]).model
     layers = [f"--model.{stack}-layers" for stack in ("encoder", "decoder") if getattr(model, f"{stack}_layers")]
-    scale = ["--model.logit-scale", str(32**-0.5)] if model.logit_scale != 1.0 else []
+    scale = ["--model.logit-scale", str(64**-0.5)] if model.logit_scale != 1.0 else []
     return [*SHORT, *SMALL, *itertools.chain(*((option, "1") for option in layers)), *scale]
 
 
