@@ -183,7 +183,7 @@ assert len(jax.devices()) == 2
 assert [h.ids for h in found[:10]] == [h.ids for h in found[10:]]
 scores = np.array([h.score for h in found])
 np.testing.assert_allclose(scores[:10], scores[10:], atol=1e-5)
-assert len(set(scores[:10].round(3))) > 5
+assert len(set(scores[:10].round(3))) >= 5
 """
     environment = dict(os.environ, XLA_FLAGS="--xla_force_host_platform_device_count=2", JAX_PLATFORMS="cpu")
     subprocess.run([sys.executable, "-c", script], check=True, env=environment)
