@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tfm.ops.relative import collect, distances, key_run, look_up, spread
+from tfm.ops.relative import collect, distances, key_run, look_up
 from tfm.ops.tokens import Array, Tokens, pair_up, register_rule
 
 Layout = Literal["half", "interleaved"]
@@ -302,22 +302,12 @@ class T5Bias(Bias):
     max_distance: int = dataclasses.field(default=128, metadata={"static": True})
 
     def values(self, query: Tokens, key: Tokens) -> jax.Array:
+        q, k = pair_up(query.positions, key.positions)
         table = query.per_head(jnp.asarray(self.table), 1)
-        run = key_run(query, key)
-        if run is None:
-            q, k = pair_up(query.positions, key.positions)
-            return jnp.moveaxis(table[self._bucket(k - q)[:, 0]], -1, 1)
-        row = jnp.moveaxis(look_up(table, self._bucket(distances(query, key, run))), -1, 0)  # [H, s, n + run - 1]
-        n = query.positions.shape[1]
-        return spread(jnp.broadcast_to(row[:, :, None], (*row.shape[:2], n, row.shape[2])))[None]
-
-    def _bucket(self, distance: Array) -> jax.Array:
-        return t5_bucket(
-            distance,
-            bidirectional=self.bidirectional,
-            num_buckets=self.table.shape[0],
-            max_distance=self.max_distance,
+        bucket = t5_bucket(
+            k - q, bidirectional=self.bidirectional, num_buckets=table.shape[0], max_distance=self.max_distance
         )
+        return jnp.moveaxis(table[bucket[:, 0]], -1, 1)
 
 
 @register_rule
@@ -339,10 +329,6 @@ class Shaw:
 
     def products(self, query: Array, rows: Tokens, columns: Tokens) -> jax.Array:
         """q_i . a_r for queries [B, H, n, D] and some keys: [B, H, n, m]."""
-        run = key_run(rows, columns)
-        if run is not None:
-            vectors = look_up(jnp.asarray(self.key_table), self._clip(distances(rows, columns, run)))
-            return spread(jnp.einsum("BHTD,srD->BHsTr", query, vectors, preferred_element_type=jnp.float32))
         products = jnp.einsum("BHTD,RD->BHTR", query, self.key_table, preferred_element_type=jnp.float32)
         buckets = self._buckets(rows, columns)[:, None]
         shape = *products.shape[:3], buckets.shape[-1]

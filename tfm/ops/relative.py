@@ -1,7 +1,7 @@
-"""Terms that depend on the distance of query and key alone: one number per distance, spread over a block.
+"""Sums over the pairs of a block that share a distance.
 
 Where queries and keys are at consecutive positions, n of one and m of the other have n + m - 1 distances.  Entry (i, j)
-of the block is that of distance j - i: row i is the row of all distances, shifted by i.
+of the block belongs to distance j - i, so with row i shifted by i the distances stand in columns.
 
 Reference: Huang et al. (2018), Music Transformer, section 3.4.1, the skewing of relative logits.
 """
@@ -42,22 +42,8 @@ def look_up(table: jax.Array, rows: jax.Array) -> jax.Array:
     return jnp.matmul(chosen, table, precision=lax.Precision.HIGHEST)
 
 
-def spread(x: jax.Array) -> jax.Array:
-    """Numbers per query and distance -> per query and key: [..., s, n, n + m - 1] -> [..., n, s * m].
-
-    Example:
-      >>> spread(jnp.broadcast_to(jnp.arange(4), (1, 2, 4))).tolist()
-      [[1, 2, 3], [0, 1, 2]]
-    """
-    *leading, s, n, count = x.shape
-    if n > 1:  # row i begins i * (count - 1) + n - 1 numbers after the first row's beginning
-        flat = lax.optimization_barrier(x).reshape(*leading, s, n * count)
-        x = flat[..., n - 1 : n - 1 + n * (count - 1)].reshape(*leading, s, n, count - 1)[..., : count + 1 - n]
-    return jnp.moveaxis(x, -3, -2).reshape(*leading, n, -1)
-
-
 def collect(x: jax.Array, run: int) -> jax.Array:
-    """Numbers per query and key -> per query and distance, zeros for what no key has: the transpose of `spread`.
+    """Numbers per query and key [..., n, s * m] -> per query and distance [..., s, n, n + m - 1], zeros where none is.
 
     Example:
       >>> collect(jnp.array([[1, 2, 3], [4, 5, 6]]), 3).tolist()
