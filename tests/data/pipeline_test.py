@@ -267,7 +267,7 @@ def test_classification() -> None:
         if mask.any()
     }
     assert rows == {"good": 1, "bad": 0, "fine": 1} and batch["weights"].sum() == 3
-    with pytest.raises(ValueError, match="line 1 has the label 'meh', which is not among .*: neg, pos"):
+    with pytest.raises(ValueError, match=r"line 1 has the label 'meh', which is not among .*: neg, pos"):
         make_eval_batches(config, TOKENIZER, splits, splits.valid)
     with pytest.raises(ValueError, match=r"data\.batching is 'pack'"):
         make_train_iterator(make_config(task="classify", batching="pack"), TOKENIZER, splits)
