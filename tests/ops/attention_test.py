@@ -379,10 +379,12 @@ def test_transformations():
     np.testing.assert_allclose(of_shards(query), gradient(query), atol=1e-6)
 
 
-def test_second_derivatives_need_dense():
+def test_second_and_forward_mode_derivatives_need_dense():
     query, key, value, _ = (jnp.asarray(x) for x in arrays(9, 9))
     with pytest.raises(NotImplementedError, match="implementation='dense'"):
         jax.eval_shape(jax.grad(lambda q: jax.grad(lambda q: blockwise(q, key, value).sum())(q).sum()), query)
+    with pytest.raises(NotImplementedError, match="forward-mode derivatives; use implementation='dense'"):
+        jax.jvp(lambda q: blockwise(q, key, value), (query,), (query,))
 
     def loss(q):
         return (attention(q, key, value, mask=Causal(), implementation="dense") ** 2).sum()

@@ -78,7 +78,13 @@ def _attend_group(
         (jnp.asarray(side.positions), jnp.asarray(places(side, block)))
         for side, block in zip((rows, columns), plan.blocks, strict=True)
     )
-    output, lse = _attend_jit(plan, query, key, value, scoring, at, dropout_key)
+    try:
+        output, lse = _attend_jit(plan, query, key, value, scoring, at, dropout_key)
+    except TypeError as error:
+        if "forward-mode" not in str(error):
+            raise
+        message = "blockwise attention has no forward-mode derivatives; use implementation='dense' for them"
+        raise NotImplementedError(message) from error
     if orders[0] is None:
         return output, lse
     back = np.argsort(orders[0], kind="stable")[: sides[0].positions.shape[1]]
