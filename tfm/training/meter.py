@@ -55,5 +55,5 @@ def batch_shape(batch: Mapping[str, np.ndarray]) -> tuple[int, ...]:
         >>> batch_shape({"source": np.zeros((4, 7), int), "target": np.zeros((4, 9), int)})
         (4, 7, 9)
     """
-    sides = [batch[name].shape for name in TOKENS if name in batch]
+    sides = [batch[name].shape for name in TOKENS if name in batch] or [batch["weights"].shape]
     return (sides[0][0], *(shape[1] for shape in sides))
