@@ -84,7 +84,7 @@ def check_transformer(small, config, mask, split):
     assert_close_where(mask, actual, expected)
 
 
-@hypothesis.settings(max_examples=20)
+@hypothesis.settings(max_examples=10)
 @hypothesis.given(position=st.sampled_from(POSITIONS), pattern=st.sampled_from(sorted(PATTERNS)),
                   kv_heads=st.sampled_from([4, 2, 1]), padding=st.sampled_from(sorted(MASKS)),
                   split=st.sampled_from(SPLITS), norm_position=st.sampled_from(["pre", "post"]),
