@@ -206,7 +206,7 @@ def test_alone_there_is_one_part_and_the_first_value_is_ours():
 
 
 def decode(run, lines, processes, *options):
-    running = start(["decode.py", run, "--batch-size", "2", "--max-length", "8", *options], processes, 1, stdin=True)
+    running = start(["decode.py", run, "--batch-size", "2", *options], processes, 1, stdin=True)
     for process in running[1:]:
         process.stdin.close()
         process.stdin = None
@@ -217,7 +217,7 @@ def decode(run, lines, processes, *options):
 def test_decode_and_eval_of_two_processes_write_what_one_writes(tiny_run, tmp_path):
     """Five windows of lines, of which three are the first process's; it alone reads and writes."""
     lines = "".join(f"line {number} {'x' * (number % 7)}\n" for number in range(150))
-    (one,), two = decode(tiny_run, lines, 1, "--scores"), decode(tiny_run, lines, 2, "--scores")
+    (one,), two = decode(tiny_run, lines, 1, "--scores", "--max-length", "8"), decode(tiny_run, lines, 2, "--scores", "--max-length", "8")
     assert two == [one, ""] and one.count("\n") == 150
     pairs = "".join(f"ab\t{'c' * (1 + number % 5)}\n" for number in range(70))
     (one,), two = decode(tiny_run, pairs, 1, "--score"), decode(tiny_run, pairs, 2, "--score")

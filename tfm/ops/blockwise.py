@@ -68,7 +68,7 @@ def _attend_group(
 ) -> tuple[jax.Array, jax.Array]:
     """Attention of heads that share an order of the tokens: brings the tokens into it, and the output back."""
     arrange = functools.partial(_arrange, scoring.rule, int(head_ids[0]), sides)
-    size, slots = choose_tiles(scoring.rule, lambda block: arrange(block)[1], query.shape[0] * len(head_ids), *tile)
+    size, slots = choose_tiles(scoring.rule, lambda block: arrange(block)[1], *tile)
     orders, (rows, columns) = arrange(size)
     query, key, value = (_take(x, order) for x, order in zip((query, key, value), (*orders, orders[1]), strict=True))
     heads = query.shape[2], key.shape[2]

@@ -9,9 +9,9 @@ from tfm.ops.masks import FULL, PARTIAL, Rule, static_bounds
 from tfm.ops.tokens import Tokens
 
 SIZES = 512, 256, 128, 64  # rows and columns of a block
-MAX_SCORES = 512 * 512  # of a tile, per head
+MAX_SCORES = 128 * 768  # of a tile of several blocks, per head
 MAX_ELEMENTS = 8 * 128 * 640  # scores of a tile, over the heads worked on together: they should stay in the cache
-OVERHEAD = 60_000  # of a tile, in scores: what it costs beside them
+OVERHEAD = 68_000  # of a tile, in scores: what it costs beside them, per head
 KEY = 8  # of a key in a tile, in scores; as much again for bringing it into place
 
 
@@ -63,7 +63,6 @@ def make_tiles(kinds: np.ndarray, slots: int) -> Tiles:
 def choose_tiles(
     rule: Rule | None,
     arrange: Callable[[int], Sequence[Tokens]],
-    heads: int,
     size: int | None,
     slots: int | None,
 ) -> tuple[int, int]:
@@ -71,7 +70,6 @@ def choose_tiles(
 
     Args:
       arrange: block size -> queries and keys in the order in which they are cut into blocks.
-      heads: query heads times rows of the batch.
     """
     best: tuple[float, int, int] | None = None
     for block in SIZES if size is None else (size,):
@@ -85,9 +83,8 @@ def choose_tiles(
         fresh = np.concatenate([counts[:1], (some[1:] & ~some[:-1]).sum(1)])
         for number in {slots} if slots else _slot_numbers(counts, MAX_SCORES // (rows * columns)):
             scores = number * rows * columns
-            together = min(heads, max(1, MAX_ELEMENTS // scores))
             loads = np.where(counts <= number, fresh, counts).sum() * columns
-            tile = scores + OVERHEAD / together + KEY * number * columns
+            tile = scores + OVERHEAD + KEY * number * columns
             cost = (-(-counts // number)).sum() * tile + KEY * loads
             if best is None or cost < best[0]:
                 best = float(cost), block, number
