@@ -217,7 +217,8 @@ def decode(run, lines, processes, *options):
 def test_decode_and_eval_of_two_processes_write_what_one_writes(tiny_run, tmp_path):
     """Five windows of lines, of which three are the first process's; it alone reads and writes."""
     lines = "".join(f"line {number} {'x' * (number % 7)}\n" for number in range(150))
-    (one,), two = decode(tiny_run, lines, 1, "--scores", "--max-length", "8"), decode(tiny_run, lines, 2, "--scores", "--max-length", "8")
+    short = ("--scores", "--max-length", "8")
+    (one,), two = decode(tiny_run, lines, 1, *short), decode(tiny_run, lines, 2, *short)
     assert two == [one, ""] and one.count("\n") == 150
     pairs = "".join(f"ab\t{'c' * (1 + number % 5)}\n" for number in range(70))
     (one,), two = decode(tiny_run, pairs, 1, "--score"), decode(tiny_run, pairs, 2, "--score")
