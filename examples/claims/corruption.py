@@ -4,7 +4,7 @@
 
 Devlin et al. (2019), section 3.1: MASK never comes in real text, so not all chosen tokens become MASK; appendix C.2:
 mask-only training is fine after fine-tuning and worse when vectors are used as they are. Expected: with MASK only the
-output at unmasked places knows its own token worse than with 80/10/10; random tokens alone make masked ones harder.
+model finds fewer of the wrong tokens that it sees than with 80/10/10; random tokens alone make masked ones harder.
 Raffel et al. (2020), section 3.3.4: targets of spans alone are about as good as whole texts and cheaper, as they are
 shorter. Expected: at equal compute T5's objective makes 1.9 times as many updates and fills spans at least as well as
 BART's. In the first few hundred updates BART is ahead: each of them learns from six times as many tokens.

@@ -44,10 +44,10 @@ def test_short_targets_allow_more_updates():
 
 
 @pytest.mark.slow
-def test_mask_only_forgets_visible_tokens():
+def test_mask_only_trusts_what_it_sees():
     """Devlin et al. (2019), section 3.1."""
-    mixed, masked = (learn_masked(recipe, steps=300) for recipe in ("80/10/10", "mask only"))
-    assert mixed["visible"] > masked["visible"] + 0.02
+    mixed, masked = (learn_masked(recipe, steps=600) for recipe in ("80/10/10", "mask only"))
+    assert mixed["noticed"] > masked["noticed"] + 0.15
     assert abs(mixed["masked"] - masked["masked"]) < 0.3
 
 
