@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -90,17 +90,25 @@ class Parts:
         schedule = make_schedule(config)
         optimizer = make_optimizer(config.optimizer, schedule)
         batches = first_alone(self.training_batches, "training batches")
-        state, shardings, data_state = self.state(optimizer, checkpoints)
-        if data_state is not None:
-            batches.set_state(data_state)
+        fresh, shapes = self.initial(optimizer)
+        restored = checkpoints.restore_newest(shapes)
+        if restored is not None:
+            batches.set_state(restored.data_state)
         loss = make_loss(self.model, config.model, smoothing=config.optimizer.label_smoothing)
         update = make_train_step(loss, optimizer, accumulate=config.optimizer.accumulate,
                                  ema_decay=config.optimizer.ema_decay, trainable=trainable(config.model))
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, shapes)
         step = ByShape(jax.jit(update, donate_argnums=0, out_shardings=(shardings, None)))
-        writer = MetricsWriter(self.folder, start_step=int(state.step)) if is_first() else None
-        run = Run(config, self.folder, self.mesh, step, Peeked(batches), schedule, self.evaluation(), checkpoints,
+        done = 0 if restored is None else int(restored.state.step)
+        writer = MetricsWriter(self.folder, start_step=done) if is_first() else None
+        peeked = Peeked(batches)
+        run = Run(config, self.folder, self.mesh, step, peeked, schedule, self.evaluation(), checkpoints,
                   writer, self.reporter, watch, self.describe)
-        return run, state
+        if restored is not None:
+            return run, restored.state
+        if jax.process_count() == 1:
+            step.begin(shapes, run.place(peeked.first), self.mesh)
+        return run, self.new_state(fresh, shardings)
 
     def training_batches(self) -> TrainIterator:
         """This process's part of the training batches."""
@@ -109,8 +117,8 @@ class Parts:
                                    multiple_of=batch_shards(self.mesh) * self.config.optimizer.accumulate,
                                    cache_dir=self.cache_dir)
 
-    def state(self, optimizer: optax.GradientTransformation, checkpoints: Checkpoints) -> tuple[TrainState, Any, Any]:
-        """(state, its shardings, position of the data or None). No array is ever made unsharded."""
+    def initial(self, optimizer: optax.GradientTransformation) -> tuple[Callable[..., TrainState], TrainState]:
+        """(function that makes the state before the first update, its shapes and shardings)."""
         config = self.config
 
         def fresh(params: Params | None = None) -> TrainState:
@@ -118,15 +126,16 @@ class Parts:
                               config.train.seed, ema=config.optimizer.ema_decay is not None,
                               trainable=trainable(config.model))
 
-        shapes = jax.eval_shape(fresh)
+        with use_mesh(self.mesh):
+            shapes = jax.eval_shape(fresh)
         shardings = state_shardings(shapes, self.mesh)
-        placed = jax.tree.map(lambda s, p: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=p), shapes, shardings)
-        restored = checkpoints.restore_newest(placed)
-        if restored is not None:
-            return restored.state, shardings, restored.data_state
+        return fresh, jax.tree.map(lambda s, p: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=p), shapes, shardings)
+
+    def new_state(self, fresh: Callable[..., TrainState], shardings: Any) -> TrainState:
+        """The state before the first update. No array is ever made unsharded."""
         with use_mesh(self.mesh):
             given = () if self.start_from is None else (self.given_params(self.start_from),)
-            return jax.jit(fresh, out_shardings=shardings)(*given), shardings, None
+            return jax.jit(fresh, out_shardings=shardings)(*given)
 
     def given_params(self, start: Start) -> Params:
         """The parameters that `train.init_from` gives: some, or all."""

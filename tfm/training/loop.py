@@ -237,9 +237,9 @@ def _after_step(run: Run, state: TrainState, step: int, window: _Window, stopped
         with contextlib.suppress(EvaluationStopped):  # several processes never stop there: not all would
             scores = run.evaluate(run, state.params if state.ema is None else state.ema, step, stop)
     values |= scores
+    run.reporter.report(step, values)
     if run.writer is not None:
         run.writer.write(step, values)
-    run.reporter.report(step, values)
     score = _score(scores)
     run.watch.at(step, "checkpoint")
     if last or stopped or step % train.checkpoint_every == 0 or run.checkpoints.beats(score):

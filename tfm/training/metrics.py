@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,14 +18,19 @@ class MetricsWriter:
     """
 
     def __init__(self, run: str | Path, *, start_step: int = 0) -> None:
-        from tensorboardX import SummaryWriter
-
         self._path = Path(run) / METRICS
         kept = [line for line in read_metrics(run) if line["step"] <= start_step]
         draft = self._path.with_name(METRICS + ".part")
         draft.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
         draft.replace(self._path)
-        self._events = SummaryWriter(str(run), purge_step=start_step + 1 if start_step else None)
+        self._purge_step = start_step + 1 if start_step else None
+
+    @functools.cached_property
+    def _events(self) -> Any:
+        """The event file; it is opened with the first line, as its library is slow to import where torch is there."""
+        from tensorboardX import SummaryWriter
+
+        return SummaryWriter(str(self._path.parent), purge_step=self._purge_step)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Write one line: the step and the values, which must be finite."""
@@ -36,7 +42,8 @@ class MetricsWriter:
 
     def close(self) -> None:
         """Close the event file."""
-        self._events.close()
+        if "_events" in vars(self):
+            self._events.close()
 
 
 def read_metrics(run: str | Path) -> list[dict[str, Any]]:

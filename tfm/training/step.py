@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -11,9 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import struct
+from jax.sharding import Mesh
 
 from tfm.models.adapters import join_params, split_params
 from tfm.parallel.exchange import wait_for_all
+from tfm.parallel.mesh import use_mesh
 from tfm.training.loss import Batch, LossFn, Params
 
 
@@ -137,20 +140,41 @@ class ByShape:
     def __init__(self, jitted: Any) -> None:
         self._jitted = jitted
         self.programs: dict[Any, Any] = {}
+        self._begun: dict[Any, Future[Any]] = {}
         self.compile_seconds = 0.0
 
     def __call__(self, tree: Any, batch: Mapping[str, jax.Array]) -> Any:
         return self.compiled(tree, batch)(tree, batch)
 
+    def begin(self, tree: Any, batch: Mapping[str, jax.Array], mesh: Mesh) -> None:
+        """Start to compile for these arguments, or their shapes, in a thread; `compiled` waits for it."""
+
+        def compile_on_mesh() -> Any:
+            with use_mesh(mesh):
+                return self._compile(tree, batch)
+
+        worker = ThreadPoolExecutor(1)
+        self._begun[_shapes(batch)] = worker.submit(compile_on_mesh)
+        worker.shutdown(wait=False)
+
     def compiled(self, tree: Any, batch: Mapping[str, jax.Array]) -> Any:
         """The program for these arguments; shapes of `tree` are the same in each call."""
-        shapes = tuple((name, x.shape, str(x.dtype)) for name, x in sorted(batch.items()))
+        shapes = _shapes(batch)
         if shapes not in self.programs:
-            start = time.perf_counter()
-            self.programs[shapes] = self._jitted.lower(tree, batch).compile()
+            begun = self._begun.pop(shapes, None)
+            self.programs[shapes] = begun.result() if begun else self._compile(tree, batch)
             wait_for_all("compiled")
-            self.compile_seconds += time.perf_counter() - start
         return self.programs[shapes]
+
+    def _compile(self, tree: Any, batch: Mapping[str, jax.Array]) -> Any:
+        start = time.perf_counter()
+        program = self._jitted.lower(tree, batch).compile()
+        self.compile_seconds += time.perf_counter() - start
+        return program
+
+
+def _shapes(batch: Mapping[str, jax.Array]) -> tuple[tuple[str, tuple[int, ...], str], ...]:
+    return tuple((name, x.shape, str(x.dtype)) for name, x in sorted(batch.items()))
 
 
 def _summed_gradients(loss_fn: LossFn, params: Params, batch: Batch, key: jax.Array,
