@@ -60,8 +60,8 @@ class DataConfig:
     """Token budget of a batch, for each side, padding included (the paper: 25,000)."""
     batching: Literal["bucket", "pack"] = "bucket"
     """bucket: pad to a few fixed lengths; pack: several examples a row, with segments."""
-    buckets: int = 6
-    """Number of bucket lengths: as many shapes are compiled."""
+    buckets: int | None = None
+    """Number of bucket lengths: as many shapes are compiled. None: as few as keep padding under a tenth, at most 32."""
     tokenizer: Literal["unigram", "bpe", "byte", "file"] = "bpe"
     """sentencepiece model trained on the train split, plain bytes, or a given file."""
     tokenizer_path: str | None = None

@@ -14,6 +14,7 @@ import tfm
 from tfm.config import Config, DataConfig, ModelConfig, TrainConfig
 from tfm.data import Batch, Splits, Texts, class_names, make_eval_batches, make_train_iterator
 from tfm.data.objective import cut_pieces
+from tfm.data.pipeline import choose_buckets
 from tfm.data.tokenizer import ByteTokenizer
 
 MODEL = ModelConfig(vocab_size=300, d_model=16, d_ff=32, num_heads=2, encoder_layers=1, decoder_layers=1)
@@ -127,9 +128,22 @@ def test_processes_share_the_rows_of_each_batch() -> None:
         assert same(batch, {name: np.concatenate([half[name] for half in halves]) for name in batch})
 
 
+def test_there_are_as_many_buckets_as_keep_padding_under_a_tenth() -> None:
+    def share(lengths: list[int], buckets: list[tuple[int, ...]]) -> float:
+        return 1 - sum(lengths) / sum(min(edge for (edge,) in buckets if edge >= n) for n in lengths)
+
+    cases = ([30, 31, 32], 1), ([28, 30, 30, 31, 32], 1), ([8, 64], 2), ([8, 16, 32, 64, 128], 4)
+    for lengths, number in cases:
+        column = np.array(lengths)[:, None]
+        found = choose_buckets(column, DataConfig(max_length=128), None)
+        assert len(found) == number and share(lengths, found) < 0.1
+    many = np.random.default_rng(0).integers(1, 60, (3000, 2))
+    assert len(choose_buckets(many, DataConfig(), None)) == 32  # no number keeps these under a tenth
+
+
 @pytest.mark.parametrize("processes", [1, 2])
 def test_packing_gives_every_pair_once_an_epoch(processes: int) -> None:
-    splits = make_splits(24)
+    splits = make_splits(480)
     parts = [
         make_train_iterator(make_config(batching="pack"), TOKENIZER, splits, process_index=i, process_count=processes)
         for i in range(processes)
@@ -137,7 +151,7 @@ def test_packing_gives_every_pair_once_an_epoch(processes: int) -> None:
     found: collections.Counter[tuple[str, str]] = collections.Counter()
     for part in parts:
         seen = 0
-        while seen < 3 * 24 // processes:
+        while seen < 3 * 480 // processes:
             for pair in unpack(next(part)):
                 found[pair] += 1
                 seen += 1

@@ -129,6 +129,23 @@ def _first_guess(sides: np.ndarray, longest: np.ndarray, count: int) -> list[tup
     return [(int(s), int(t)) for s, t in guess]
 
 
+def padding_of(sides: np.ndarray, buckets: Sequence[Sequence[int]]) -> float:
+    """Share of padding among the positions of examples that each lie in the first bucket that holds them.
+
+    Example:
+      >>> padding_of(np.array([[5], [8], [15]]), [(8,), (16,)])
+      0.125
+    """
+    positions = np.sum(np.asarray(buckets)[first_fit(sides, buckets)])
+    return 1.0 - float(sides.sum() / max(int(positions), 1))
+
+
+def first_fit(sides: np.ndarray, buckets: Sequence[Sequence[int]]) -> np.ndarray:
+    """Number of the first bucket that holds every side of an example: [N, sides] -> [N]."""
+    edges = np.asarray(buckets).T
+    return np.max([np.searchsorted(edge, column) for edge, column in zip(edges, sides.T, strict=True)], axis=0)
+
+
 def batch_shapes(buckets: Sequence[Sequence[int]], tokens_per_batch: int, multiple_of: int = 1) -> list[BatchShape]:
     """Rows of each bucket under a token budget.
 

@@ -14,7 +14,7 @@ from tfm.data.plan import EpochOrder
 from tfm.data.tokenizer import Tokenizer
 
 _ENDLESS = 1 << 60
-_BINS = 8  # batches packed at a time: more fill rows better, and cost more when resuming
+_BINS = 32  # batches packed at a time: more fill rows better, and cost more when resuming
 
 
 def pack_dataset(examples: Examples, order: EpochOrder, shape: BatchShape, tokenizer: Tokenizer, seed: int,
@@ -56,23 +56,27 @@ def pack_dataset(examples: Examples, order: EpochOrder, shape: BatchShape, token
     return grain.experimental.ThreadPrefetchIterDataset(batched, prefetch_buffer_size=2)
 
 
-def packed_sides(sides: np.ndarray, max_length: int) -> tuple[int, ...]:
+def packed_sides(sides: np.ndarray, max_length: int, most: int) -> tuple[int, ...]:
     """Lengths of a packed row's sides, in proportion to their tokens, so that both fill up together.
 
     Args:
       sides: [N, sides] lengths of the examples.
       max_length: of an example.
+      most: a row is no longer, unless an example is.
 
     Returns:
-      Length of each side: no example is longer. The longest is `max_length`, or up to 1.5 times as long.
+      Length of each side: no example is longer. The longest is `max_length`; of pairs up to 1.5 times as long, and
+      at least 1.25 times where several share a row: the more, the better both sides fill up together.
 
     Example:
-      >>> packed_sides(np.array([[9, 10], [11, 12]]), 100)
+      >>> packed_sides(np.array([[9, 10], [11, 12]]), 80, most=1000)
       (91, 100)
     """
     totals, longest = np.maximum(sides.sum(axis=0), 1), sides.max(axis=0, initial=1)
     shares = totals / totals.max()
-    unit = min(max(max_length, float((longest / shares).max())), 1.5 * max_length)
+    several = sides.shape[1] > 1 and 3 * totals.max() < len(sides) * max_length
+    wide = 1.25 * max_length if several else max_length
+    unit = min(max(wide, float((longest / shares).max())), 1.5 * max_length, max(most, max_length))
     return tuple(max(int(most), round(unit * float(share))) for most, share in zip(longest, shares, strict=True))
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from tfm.config import Config, DataConfig
-from tfm.data.batch import Batch, BatchShape, batch_shapes, choose_lengths, choose_sides, pad_batch
+from tfm.data.batch import Batch, BatchShape, batch_shapes, choose_lengths, choose_sides, pad_batch, padding_of
 from tfm.data.cache import cached_tokens
 from tfm.data.examples import Examples, LabelledExamples, PairExamples, TextExamples
 from tfm.data.packing import pack_dataset, packed_sides
@@ -26,6 +26,8 @@ from tfm.data.tokenizer import Tokenizer
 
 _ENDLESS = 1 << 60
 _PREFETCH = 4
+_HELD_OUT_BUCKETS = 6  # where the config leaves their number open
+_LITTLE_PADDING = 0.1
 
 
 class TrainIterator(Iterator[Batch]):
@@ -112,12 +114,13 @@ def make_train_iterator(config: Config, tokenizer: Tokenizer, splits: Splits, *,
     examples = make_examples(config, tokenizer, splits, splits.train, "train", cache_dir)
     _require_examples(examples, data.max_length)
     if data.batching == "pack":
-        shape = batch_shapes([packed_sides(examples.sides, data.max_length)], data.tokens_per_batch, int(rows_of))[0]
+        sides = packed_sides(examples.sides, data.max_length, data.tokens_per_batch // int(rows_of))
+        shape = batch_shapes([sides], data.tokens_per_batch, int(rows_of))[0]
         local = BatchShape(shape.rows // process_count, *shape.sides)
         dataset = pack_dataset(examples, EpochOrder(len(examples.sides), seed), local, tokenizer, seed,
                                process_index, process_count)
         return TrainIterator(dataset, examples, [local], None)
-    shapes = batch_shapes(choose_buckets(examples.sides, data), data.tokens_per_batch)
+    shapes = batch_shapes(choose_buckets(examples.sides, data, data.buckets), data.tokens_per_batch)
     plan = BucketPlan(examples.sides, shapes, seed)
     maker = _BatchMaker(examples, plan, tokenizer.pad_id, process_index, process_count, int(rows_of))
     dataset = grain.MapDataset.range(_ENDLESS).map(maker).to_iter_dataset(
@@ -126,11 +129,24 @@ def make_train_iterator(config: Config, tokenizer: Tokenizer, splits: Splits, *,
     return TrainIterator(dataset, examples, [BatchShape(maker.rows(s), *s.sides) for s in used], plan)
 
 
-def choose_buckets(sides: np.ndarray, data: DataConfig) -> list[tuple[int, ...]]:
-    """Lengths of the buckets' sides for examples of these lengths [N, sides]."""
+def choose_buckets(sides: np.ndarray, data: DataConfig, count: int | None) -> list[tuple[int, ...]]:
+    """Lengths of the buckets' sides for examples of these lengths [N, sides].
+
+    Args:
+      sides: lengths.
+      data: its `max_length` bounds them.
+      count: most buckets; None: of 1, 2, 4, ... 32 the first number that keeps padding under a tenth.
+    """
+    if count is None:
+        found = choose_buckets(sides, data, 1)
+        for more in (2, 4, 8, 16, 32):
+            if padding_of(sides, found) < _LITTLE_PADDING:
+                break
+            found = choose_buckets(sides, data, more)
+        return found
     if sides.shape[1] == 2:
-        return [*choose_sides(sides, data.buckets)]
-    return [(length,) for length in choose_lengths(sides[:, 0], data.buckets, data.max_length)]
+        return [*choose_sides(sides, count)]
+    return [(length,) for length in choose_lengths(sides[:, 0], count, data.max_length)]
 
 
 class _BatchMaker:
@@ -204,7 +220,8 @@ def make_eval_batches(config: Config, tokenizer: Tokenizer, splits: Splits, text
     """
     data = config.data
     examples = make_examples(config, tokenizer, splits, texts, "held-out text", cache_dir)
-    shapes = batch_shapes(choose_buckets(examples.sides, data), data.tokens_per_batch, multiple_of)
+    buckets = choose_buckets(examples.sides, data, data.buckets or _HELD_OUT_BUCKETS)
+    shapes = batch_shapes(buckets, data.tokens_per_batch, multiple_of)
     return EvalBatches(examples, shapes, tokenizer.pad_id)
 
 

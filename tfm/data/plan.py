@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tfm.data.batch import BatchShape
+from tfm.data.batch import BatchShape, first_fit
 
 
 def epoch_order(seed: int, epoch: int, size: int) -> np.ndarray:
@@ -42,10 +42,7 @@ class BucketPlan:
 
     def __init__(self, lengths: np.ndarray, shapes: Sequence[BatchShape], seed: int = 0, *,
                  shuffle: bool = True) -> None:
-        columns = lengths.reshape(len(lengths), -1).T
-        edges = np.array([shape.sides for shape in shapes]).T
-        fits = [np.searchsorted(edge, column) for edge, column in zip(edges, columns, strict=True)]
-        self._bucket = np.max(fits, axis=0)  # the first that holds every side
+        self._bucket = first_fit(lengths.reshape(len(lengths), -1), [shape.sides for shape in shapes])
         self._shapes, self._seed, self._shuffle = list(shapes), seed, shuffle
         numbers = np.bincount(self._bucket, minlength=len(shapes))
         self.batches_per_shape = [-(-int(n) // shape.rows) for n, shape in zip(numbers, shapes, strict=True)]
