@@ -38,7 +38,7 @@ def draw(figure: Any, tables: Tables) -> None:
     for shift, distance in ((-0.2, 8), (0.2, 40)):
         losses = select(learning, "pattern", "loss", distance=distance)[1]
         axes[0].bar([i + shift for i in range(len(names))], losses, width=0.4, label=f"{distance} places before")
-    axes[0].set_xticks(range(len(names)), names)
+    axes[0].set_xticks(range(len(names)), names, rotation=20)
     axes[0].set(ylabel="loss at the end", title="learning an echo")
     for name in dict.fromkeys(row["attention"] for row in cost):
         for place, what in ((axes[1], "milliseconds"), (axes[2], "megabytes")):

@@ -17,7 +17,7 @@ from tfm.analysis.propagation import gradient_norms, growth, learn_repeats
 
 
 def measure(quick: bool) -> Tables:
-    depths, widths = ((2, 6, 12), (32, 64)) if quick else ((2, 4, 6, 8, 12, 16, 24), (32, 64, 128, 256))
+    depths, widths = ((2, 6, 12), (32, 64)) if quick else ((2, 4, 6, 8, 12, 16, 24, 32), (32, 64, 128, 256))
     layers, last, exponents = [], [], []
     for position in ("post", "pre"):
         found = {depth: gradient_norms(position, depth, 64) for depth in depths}

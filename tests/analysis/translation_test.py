@@ -9,9 +9,9 @@ import pytest
 from tfm.analysis.translation import (
     BASE,
     BOS,
-    COMMON,
     EOS,
     FIRST,
+    RICH,
     WORDS,
     draw_pairs,
     smoothing_gradient_error,
@@ -21,18 +21,21 @@ from tfm.analysis.translation import (
 )
 
 
-def test_targets_are_reversed_sources_in_either_translation():
-    batch = {name: np.asarray(x) for name, x in draw_pairs(jax.random.key(3), 200).items()}
-    rare = []
+def test_targets_are_reversed_sources_in_one_of_two_dialects():
+    batch = {name: np.asarray(x) for name, x in draw_pairs(jax.random.key(3), 400).items()}
+    rich, choices = [], []
     for source, labels, target, weights in zip(*(batch[n] for n in ("source", "labels", "target", "weights")),
                                                strict=True):
         length = int(np.argmax(source == EOS))
         assert 3 <= length <= 8 and weights.sum() == length + 1 and labels[length] == EOS
-        words = (labels[:length] - FIRST) % WORDS
+        dialect, words = np.divmod(labels[:length] - FIRST, WORDS)
         np.testing.assert_array_equal(words, source[:length][::-1] - FIRST)
-        rare += (labels[:length] >= FIRST + WORDS).tolist()
+        assert (dialect == 0).all() or (dialect > 0).all()
+        rich.append(dialect[0] > 0)
+        choices += dialect[dialect > 0].tolist()
         assert target[0] == BOS and (target[1 : length + 1] == labels[:length]).all()
-    assert abs(np.mean(rare) - (1 - COMMON)) < 0.05
+    assert abs(np.mean(rich) - RICH) < 0.07
+    assert set(choices) == {1, 2} and abs(np.mean(choices) - 1.5) < 0.05
 
 
 def test_rows_for_decoding_have_no_padding():
@@ -52,5 +55,5 @@ def test_smoothing_makes_models_unsure_and_averages_help():
     plain, smoothed = (train_pairs(BASE, smoothing=epsilon, steps=400) for epsilon in (0.0, 0.3))
     sharp, soft = token_figures(BASE, plain[0]), token_figures(BASE, smoothed[0])
     assert soft["perplexity"] > sharp["perplexity"] + 0.05 and soft["confidence"] < sharp["confidence"] - 0.05
-    assert sharp["accuracy"] > 0.7
+    assert sharp["accuracy"] > 0.6
     assert token_figures(BASE, plain[1])["perplexity"] < sharp["perplexity"] + 0.01

@@ -24,7 +24,7 @@ def stack_config(norm_position: NormPosition, depth: int, width: int) -> ModelCo
                        position="sinusoidal", scan_layers=True)
 
 
-def gradient_norms(norm_position: NormPosition, depth: int, width: int, *, seed: int = 0, rows: int = 8,
+def gradient_norms(norm_position: NormPosition, depth: int, width: int, *, draws: int = 8, rows: int = 8,
                    length: int = 16) -> list[float]:
     """Norm of the gradient of each layer's second feed-forward matrix at initialisation, on random tokens.
 
@@ -32,7 +32,7 @@ def gradient_norms(norm_position: NormPosition, depth: int, width: int, *, seed:
         norm_position: "post" or "pre".
         depth: layers.
         width: d_model, and d_ff.
-        seed: of parameters and tokens.
+        draws: random parameters and tokens that the mean is taken over.
         rows: sequences.
         length: tokens of each.
 
@@ -42,16 +42,16 @@ def gradient_norms(norm_position: NormPosition, depth: int, width: int, *, seed:
     Reference: Xiong et al. (2020), "On Layer Normalization in the Transformer Architecture", section 3.3, figure 3.
     """
     config = stack_config(norm_position, depth, width)
-    init_key, token_key = jax.random.split(jax.random.key(seed))
-    tokens = jax.random.randint(token_key, (rows, length + 1), 0, VOCABULARY)
 
-    @jax.jit
-    def norms(key: jax.Array, tokens: jax.Array) -> jax.Array:
-        gradient = jax.grad(partial(next_token_loss, config))(init_params(config, key), tokens)
+    def norms(key: jax.Array) -> jax.Array:
+        init_key, token_key = jax.random.split(key)
+        tokens = jax.random.randint(token_key, (rows, length + 1), 0, VOCABULARY)
+        gradient = jax.grad(partial(next_token_loss, config))(init_params(config, init_key), tokens)
         kernels = gradient["decoder"]["layers"]["feed_forward"]["down"]["kernel"]  # [depth, F, M]
         return jnp.linalg.norm(kernels, axis=(1, 2))
 
-    return [float(norm) for norm in norms(init_key, tokens)]
+    keys = jax.random.split(jax.random.key(0), draws)
+    return [float(norm) for norm in jax.jit(lambda k: jax.lax.map(norms, k).mean(0))(keys)]
 
 
 def next_token_loss(config: ModelConfig, params: Any, tokens: jax.Array) -> jax.Array:
