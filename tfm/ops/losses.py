@@ -7,6 +7,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from tfm.ops.products import contract, row_product
+
 
 def label_smoothed_cross_entropy(logits: jax.Array, targets: jax.Array, *, smoothing: float = 0.0,
                                  weights: jax.Array | None = None) -> jax.Array:
@@ -183,7 +185,8 @@ def _scan_gradients(hidden: jax.Array, embedding: jax.Array, bias: jax.Array | N
     matrix = embedding.astype(hidden.dtype)
     wide = jnp.promote_types(hidden.dtype, jnp.float32)
     uniform = form.smoothing / embedding.shape[0] * weights if form.softcap is None else jnp.zeros_like(weights)
-    rows_sum = jnp.sum(matrix, axis=0, dtype=wide)
+    # A product with ones reads a narrow matrix as it is; of one row it would not be shared by a CPU's cores.
+    rows_sum = contract(jnp.ones((8, embedding.shape[0]), matrix.dtype), matrix, (1, 0))[0]
 
     def one(carry: tuple, chunk: tuple) -> tuple:
         d_matrix, d_bias = carry
@@ -194,9 +197,9 @@ def _scan_gradients(hidden: jax.Array, embedding: jax.Array, bias: jax.Array | N
         if bias is not None:
             d_bias += jnp.sum(dense * scale, axis=0)
         dense = dense.astype(hidden.dtype)
-        d_h = jnp.matmul(dense, matrix, preferred_element_type=wide) * scale - u[:, None] * rows_sum
+        d_h = contract(dense, matrix, (1, 0)) * scale - u[:, None] * rows_sum
         d_h -= gold[:, None] * matrix[ids]
-        d_matrix += jnp.matmul(dense.T, (scale * h).astype(hidden.dtype), preferred_element_type=wide)
+        d_matrix += row_product(dense, (scale * h).astype(hidden.dtype))
         return (d_matrix, d_bias), tuple(x.reshape(*shape, *x.shape[1:]) for x in (losses, gold, d_h.astype(h.dtype)))
 
     start = jnp.broadcast_to(-jnp.einsum("...,...M->M", uniform, hidden), embedding.shape).astype(wide)

@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from tfm.ops.products import contract, row_product
+
 
 def projection(x: jax.Array, kernel: jax.Array, bias: jax.Array | None = None, *,
                dtype: DTypeLike | None = None) -> jax.Array:
@@ -13,9 +15,9 @@ def projection(x: jax.Array, kernel: jax.Array, bias: jax.Array | None = None, *
 
         y = x W + b
 
-    Operands are rounded to `dtype`, products are summed in float32 (or wider), and the result is rounded to `dtype`.
-    The backward pass stores the incoming gradient once before the two products that read it, dx = dy W^T and
-    dW = x^T dy, so that the element-wise work behind it is not repeated in each reader's order.
+    Operands are rounded to `dtype`; products and the bias are summed in float32 (or wider), and the sum is rounded to
+    `dtype` once. The backward pass stores the incoming gradient before the two products that read it, dx = dy W^T and
+    dW = x^T dy, so that the element-wise work behind it is not repeated in each reader's order, and sums db in float32.
 
     Args:
         x: [..., in] float.
@@ -38,30 +40,28 @@ def projection(x: jax.Array, kernel: jax.Array, bias: jax.Array | None = None, *
     if bias is not None and bias.shape != kernel.shape[1:]:
         raise ValueError(f"projection needs a bias of shape {kernel.shape[1:]}, got {bias.shape}")
     dtype = jnp.dtype(x.dtype if dtype is None else dtype)
-    y = _product(x.astype(dtype), kernel, dtype)
-    return y if bias is None else y + bias.astype(dtype)
+    return _product(x.astype(dtype), kernel, bias, dtype)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _product(x: jax.Array, kernel: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    return _contract(x, kernel.astype(dtype), (x.ndim - 1, 0)).astype(dtype)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _product(x: jax.Array, kernel: jax.Array, bias: jax.Array | None, dtype: jnp.dtype) -> jax.Array:
+    y = contract(x, kernel.astype(dtype), (x.ndim - 1, 0))
+    return (y if bias is None else y + bias.astype(y.dtype)).astype(dtype)
 
 
-def _product_forward(x: jax.Array, kernel: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, tuple]:
-    return _product(x, kernel, dtype), (x, kernel)
+def _product_forward(x: jax.Array, kernel: jax.Array, bias: jax.Array | None,
+                     dtype: jnp.dtype) -> tuple[jax.Array, tuple]:
+    return _product(x, kernel, bias, dtype), (x, kernel, bias)
 
 
-def _product_backward(dtype: jnp.dtype, saved: tuple, dy: jax.Array) -> tuple[jax.Array, jax.Array]:
-    x, kernel = saved
+def _product_backward(dtype: jnp.dtype, saved: tuple, dy: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    x, kernel, bias = saved
     dy = jax.lax.optimization_barrier(dy.reshape(-1, dy.shape[-1]))
-    dx = _contract(dy, kernel.astype(dtype), (1, 1)).astype(x.dtype).reshape(x.shape)
-    return dx, _contract(x.reshape(-1, x.shape[-1]), dy, (0, 0)).astype(kernel.dtype)
+    dx = contract(dy, kernel.astype(dtype), (1, 1)).astype(x.dtype).reshape(x.shape)
+    dw = row_product(x.reshape(-1, x.shape[-1]), dy).astype(kernel.dtype)
+    if bias is None:
+        return dx, dw, None
+    return dx, dw, jnp.sum(dy, axis=0, dtype=jnp.promote_types(dtype, jnp.float32)).astype(bias.dtype)
 
 
 _product.defvjp(_product_forward, _product_backward)
-
-
-def _contract(a: jax.Array, b: jax.Array, axes: tuple[int, int]) -> jax.Array:
-    """Product over one axis of each, summed in float32 at least."""
-    wide = jnp.promote_types(a.dtype, jnp.float32)
-    return jax.lax.dot_general(a, b, ((axes[:1], axes[1:]), ((), ())), preferred_element_type=wide)
