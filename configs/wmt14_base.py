@@ -17,7 +17,7 @@ def get_config() -> Config:
         model=presets.transformer_base(vocab_size=37000),
         data=DataConfig(source="tfds", tfds_name="wmt14_translate/de-en", tfds_features=("en", "de"),
                         train=("train",), valid=("validation",), test=("test",), vocab_size=37000, max_length=256,
-                        tokens_per_batch=25_000, buckets=12),
+                        tokens_per_batch=25_000),
         optimizer=OptimizerConfig(schedule="warmup_inverse_sqrt", warmup_steps=4000, label_smoothing=0.1),
         train=TrainConfig(steps=100_000, eval_every=2000, checkpoint_every=1000, log_every=100, keep=5,
                           eval_sentences=500),
