@@ -2,7 +2,7 @@
 
 import sys
 
-from tfm.cli.eval import main
+from tfm.cli.errors import start
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(start("tfm.cli.eval"))

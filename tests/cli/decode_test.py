@@ -1,11 +1,16 @@
 """The decode command: a line out for each line in, whatever the lines are."""
 
 import io
+import os
+import signal
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from tfm.cli.decode import main, read_lines
+from tfm.cli.decode_modes import WINDOW
 
 
 @pytest.fixture
@@ -138,3 +143,41 @@ def test_an_absent_run_is_one_line(decode, tmp_path):
 
 def test_invalid_bytes_can_be_replaced():
     assert list(read_lines(io.BytesIO(b"a\xffb\n"), replace=True)) == ["a\ufffdb"]
+
+
+SCRIPT = Path(__file__).parents[2] / "decode.py"
+
+
+@pytest.fixture
+def running(tiny_run):
+    """The command as a process of its own, one line at a time."""
+    command = [sys.executable, str(SCRIPT), str(tiny_run), "--max-length", "4", "--beam-size", "1", "--batch-size", "1"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        yield process
+        process.kill()
+
+
+def test_a_reader_that_goes_away_ends_the_command_quietly(running):
+    """As `decode.py ... | head -1` does."""
+    running.stdin.write(b"a\n" * 4 * WINDOW)
+    running.stdin.flush()
+    assert running.stdout.readline().endswith(b"\n")
+    running.stdout.close()
+    running.stdin.close()
+    assert (running.wait(60), running.stderr.read()) == (0, b"")
+
+
+def test_ctrl_c_keeps_what_is_done_and_is_one_line(running):
+    running.stdin.write(b"a\n" * (WINDOW + 1))
+    running.stdin.flush()
+    written = [running.stdout.readline() for _ in range(WINDOW)]
+    running.send_signal(signal.SIGINT)  # the input goes on
+    assert (running.wait(60), running.stderr.read()) == (130, b"interrupted\n")
+    assert all(line.endswith(b"\n") for line in written) and running.stdout.read() == b""
+
+
+def test_ctrl_c_while_modules_are_imported_is_one_line(tmp_path):
+    (tmp_path / "jax.py").write_text("import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(60)\n")
+    found = subprocess.run([sys.executable, str(SCRIPT), "run"], capture_output=True, timeout=60,
+                           env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert (found.returncode, found.stderr) == (130, b"interrupted\n")

@@ -4,16 +4,35 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import importlib
 import os
 import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 MISTAKE, INTERRUPTED, TERMINATED = 2, 128 + signal.SIGINT, 128 + signal.SIGTERM
 PACKAGE = Path(__file__).resolve().parents[1]
+
+
+def start(module: str, argv: Sequence[str] | None = None) -> int:
+    """Import a command's module and give the exit code of its `main`; Ctrl-C during the import is one line, too.
+
+    Args:
+        module: such as "tfm.cli.decode".
+        argv: what `main` is called with.
+
+    Example:
+        >>> start("tfm.cli.main", [])  # doctest: +ELLIPSIS
+        usage: tfm COMMAND ...
+        0
+    """
+    try:
+        return int(importlib.import_module(module).main(argv))
+    except KeyboardInterrupt:
+        return _interrupted()
 
 
 def run_main(command: Callable[[], int]) -> int:
@@ -36,8 +55,7 @@ def run_main(command: Callable[[], int]) -> int:
         with _sigterm_raises():
             return command()
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return INTERRUPTED
+        return _interrupted()
     except _Terminated:
         print("terminated", file=sys.stderr)
         return TERMINATED
@@ -72,6 +90,11 @@ def _sigterm_raises() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _interrupted() -> int:
+    print("interrupted", file=sys.stderr)
+    return INTERRUPTED
 
 
 def _complain(message: str) -> int:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Sequence
 
+from tfm.cli.errors import start
 from tfm.config_json import nearest
 
 COMMANDS = {
@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         near = nearest(arguments[0], list(COMMANDS))
         print(f"error: unknown command {arguments[0]}" + (f": did you mean {near}?" if near else ""), file=sys.stderr)
         return 2
-    return importlib.import_module(COMMANDS[arguments[0]][0]).main(arguments[1:])
+    return start(COMMANDS[arguments[0]][0], arguments[1:])
 
 
 if __name__ == "__main__":
