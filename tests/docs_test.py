@@ -299,9 +299,13 @@ def run_command(own: list[str], workplace: Path, tiny_run: Path, monkeypatch: py
     assert options_of(command)[0].main(rest) == 0, shlex.join(own)
 
 
+MEASURED = {"attention_memory.png", "small_families.png", "train_sizes.png"}
+"""Pictures of benchmarks and of long runs."""
+
+
 @pytest.mark.slow
 def test_pictures_are_drawn_anew(tmp_path, tiny_run, monkeypatch):
     monkeypatch.setattr("sys.argv", ["make_pictures.py", "--output", str(tmp_path), "--run", str(tiny_run)])
     load(ROOT / "docs/make_pictures.py").main()
-    ours = {path.name for path in (ROOT / "docs/images").glob("*.png")} - {"attention_memory.png"}
+    ours = {path.name for path in (ROOT / "docs/images").glob("*.png")} - MEASURED
     assert {path.name for path in tmp_path.glob("*.png")} == ours

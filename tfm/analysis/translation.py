@@ -14,6 +14,7 @@ from tfm.analysis.fit import fit_average
 from tfm.config import ModelConfig
 from tfm.models import build, init_params
 from tfm.ops.losses import label_smoothed_cross_entropy
+from tfm.training.optimizer import warmup_inverse_sqrt
 
 PAD, BOS, EOS, FIRST = 0, 1, 2, 3
 WORDS, ROWS, SHORTEST, LONGEST = 12, 64, 3, 8
@@ -59,10 +60,11 @@ def smoothed_loss(config: ModelConfig, smoothing: float, params: Any, batch: Bat
 
 
 def train_pairs(config: ModelConfig, *, smoothing: float, steps: int, seed: int = 0) -> tuple[Any, Any]:
-    """(last parameters, mean of the parameters over the last tenth of the updates), by Adam at a constant rate."""
+    """(last parameters, mean of the parameters over the last tenth of the updates), by Adam and the paper's schedule."""
+    paper = warmup_inverse_sqrt(BASE.d_model, warmup_steps=100)
     last, mean, _ = fit_average(partial(smoothed_loss, config, smoothing), init_params(config, jax.random.key(seed)),
                                 draw_pairs, steps=steps, average_from=steps - steps // 10, seed=seed,
-                                learning_rate=3e-3)
+                                learning_rate=lambda count: 0.17 * paper(count))
     return last, mean
 
 
