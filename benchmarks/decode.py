@@ -306,7 +306,9 @@ def make_tfm(case: dict, weights: str) -> Translate:
     from tfm.interop import from_huggingface
     from tfm.models.narrow import narrow_weights
     from tfm.models.stepper import prepared
+    from tfm.parallel.host import keep_freed_memory
 
+    keep_freed_memory()  # as decode.py does
     config, params = from_huggingface(os.path.join(case["folder"], "huggingface"))
     if weights:
         config, params = narrow_weights(config, params, weights)

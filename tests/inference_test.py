@@ -123,20 +123,23 @@ def test_two_hundred_lengths_decode_with_a_few_programs_and_memory_stays_flat(be
     config = replace(TRANSLATOR, d_model=8, d_ff=8)
     params = prepare(config, init_params(config, jax.random.key(0)))
     search = Search(beam_size=beam_size, eos_ids=(EOS,))
-    counted = (inference._search, inference._start, session._start, session._advance, session._result)
+    programs = (inference._search, session._start, session._advance)
+
+    def compiled():
+        return [*(p.compiled for p in programs), inference._start._cache_size(), session._result._cache_size()]
 
     def one_pass():
         for n in range(1, 201):
             generate(config, params, [[3] * n], search, limits=[4 + n % 5], start_id=START)
-        return [program._cache_size() for program in counted], len(jax.live_arrays())
+        return compiled(), len(jax.live_arrays())
 
-    before = [program._cache_size() for program in counted]
+    before = compiled()
     after, arrays = one_pass()
     assert all(b - a <= 10 for a, b in zip(before, after, strict=True))  # one for each bucket of sources
     assert one_pass() == (after, arrays)
 
 
-def test_rows_that_leave_the_batch_change_nothing(monkeypatch):
+def test_rows_that_leave_the_batch_and_caches_that_grow_change_nothing(monkeypatch):
     random = np.random.default_rng(5)
     rows = [random.integers(3, 31, 4).tolist() for _ in range(16)]
     limits = [24 if i % 5 == 0 else 2 + i % 3 for i in range(16)]
@@ -144,6 +147,10 @@ def test_rows_that_leave_the_batch_change_nothing(monkeypatch):
     compact = session.Session.compact
     monkeypatch.setattr(session.Session, "compact", lambda self, of: (compact(self, of), sizes.append(self.size)))
     monkeypatch.setattr(inference, "STEPS", 6)
+    monkeypatch.setattr(inference, "ROOM", 5)
+    slots = []
+    widen = inference.widen
+    monkeypatch.setattr(inference, "widen", lambda cache, more: (slots.append(more), widen(cache, more))[1])
 
     def decode():
         return generate(TRANSLATOR, sharp_params(TRANSLATOR), rows, Search(beam_size=2, n_best=2), limits=limits,
@@ -151,6 +158,7 @@ def test_rows_that_leave_the_batch_change_nothing(monkeypatch):
 
     left = decode()
     assert min(sizes) == 8
+    assert slots == [2 * 5, 2 * 14]  # two hypotheses a row; room for 5, 10 and, once no rows can leave, all 24 tokens
     monkeypatch.setattr(inference, "SIZES", ())
     stayed = decode()
     assert ids(left) == ids(stayed)

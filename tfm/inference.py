@@ -32,8 +32,10 @@ from tfm.decoding import (
     token_log_probs,
 )
 from tfm.decoding.power_beam import PowerBeam
+from tfm.decoding.program import Program
 from tfm.models import build
 from tfm.models.stepper import (
+    attends_fully,
     branch,
     branches,
     follow,
@@ -43,13 +45,15 @@ from tfm.models.stepper import (
     start_generation,
     start_translation,
 )
-from tfm.nn.cache import rewind
+from tfm.nn.cache import alone, rewind, widen
 from tfm.search import Result, Search
 
 STEPS = 16
 """Tokens after which finished rows may leave a batch."""
 SIZES = (8, 16, 32, 64)
 """What a batch may shrink to."""
+ROOM = 32
+"""New tokens that the cache of a larger batch has room for at first."""
 
 
 def generate(config: ModelConfig, params: Any, rows: Rows, search: Search, *, limits: Sequence[int], start_id: int,
@@ -126,7 +130,7 @@ def _limit(config: ModelConfig, wanted: int, prompt: int) -> int:
     return min(wanted, config.max_positions - used)
 
 
-@partial(jax.jit, static_argnames=("config", "search", "buffer", "start_id", "draft_config"))
+@partial(Program, static_argnames=("config", "search", "buffer", "start_id", "draft_config"))
 def _search(config: ModelConfig, search: Search, buffer: int, start_id: int, params: Any, ids: jax.Array,
             mask: jax.Array, limit: jax.Array, keys: jax.Array | None, draft_config: ModelConfig | None = None,
             draft_params: Any = None) -> tuple[Hypotheses, Accepted | None]:
@@ -135,6 +139,7 @@ def _search(config: ModelConfig, search: Search, buffer: int, start_id: int, par
     loop = None if size or search.phrases else _loop(config, search)
     slots = buffer + 1 + size if loop is None else _slots(loop, buffer)
     shared, cache, prompt = _start(config, slots, start_id, search.cache_dtype, params, ids, mask)
+    cache = alone(cache) if search.beam_size == 1 else cache
     step = make_step(config, params, shared, attention=search.coverage > 0.0)
     limits: dict[str, Any] = {"max_length": limit, "buffer_length": buffer,
                               "seen": None if config.is_encoder_decoder else jnp.where(mask, ids, -1)}
@@ -150,7 +155,7 @@ def _search(config: ModelConfig, search: Search, buffer: int, start_id: int, par
     if search.draft:
         assert draft_config is not None
         own, drafting, _ = _start(draft_config, slots, start_id, search.cache_dtype, draft_params, ids, mask)
-        draft = ModelDraft(make_step(draft_config, draft_params, own), drafting, rewind)
+        draft = ModelDraft(make_step(draft_config, draft_params, own), alone(drafting), rewind)
     return speculate(step, cache, prompt, draft=draft, rewind=rewind, draft_length=size, key=keys,
                      temperature=search.temperature, top_k=search.top_k, top_p=search.top_p, min_p=search.min_p,
                      typical_p=search.typical_p, **common)
@@ -158,17 +163,23 @@ def _search(config: ModelConfig, search: Search, buffer: int, start_id: int, par
 
 def _slots(loop: Any, buffer: int) -> int:
     """Slots of a cache for `buffer` new tokens of a row, or of each of the beams that share it."""
-    return 1 + buffer * (loop.beam_size if isinstance(loop, Beam) and loop.spread is branch else 1)
+    return 1 + buffer * _writers(loop)
+
+
+def _writers(loop: Any) -> int:
+    """How many hypotheses of a row write into one cache."""
+    return loop.beam_size if isinstance(loop, Beam) and loop.spread is branch else 1
 
 
 def _session(config: ModelConfig, search: Search, buffer: int, start_id: int, params: Any, ids: np.ndarray,
              mask: np.ndarray, limit: np.ndarray, keys: jax.Array | None) -> Session:
     """A batch that has its first tokens, for all searches whose rows may leave it."""
     loop = _loop(config, search)
-    shared, cache, prompt = _start(config, _slots(loop, buffer), start_id, search.cache_dtype, params, ids, mask)
+    room = min(ROOM, buffer) if attends_fully(config) else buffer
+    shared, cache, prompt = _start(config, _slots(loop, room), start_id, search.cache_dtype, params, ids, mask)
     return Session(loop, _session_step(config, search.coverage > 0.0), params, shared, cache, prompt, max_length=limit,
                    buffer_length=buffer, seen=None if config.is_encoder_decoder else np.where(mask, ids, -1), keys=keys,
-                   source_mask=mask if search.coverage else None)
+                   source_mask=mask if search.coverage else None, room=room, widen=_widen(_writers(loop)))
 
 
 def _loop(config: ModelConfig, search: Search) -> Any:
@@ -244,6 +255,11 @@ def _start(config: ModelConfig, slots: int, start_id: int, dtype: str | None, pa
         return shared.replace(layers=(), slots=()), own_part(shared), jnp.full((ids.shape[0], 1), start_id, jnp.int32)
     prompt, cache = start_generation(config, params, ids, mask, slots, dtype=dtype)
     return None, cache, prompt
+
+
+@lru_cache
+def _widen(writers: int) -> Callable[[Any, int], Any]:
+    return lambda cache, tokens: widen(cache, tokens * writers)
 
 
 @lru_cache

@@ -68,8 +68,15 @@ def first_maximum(x: jax.Array) -> jax.Array:
 
 
 def log_sum_exp(x: jax.Array) -> jax.Array:
-    """log(sum(exp(x))) of each row, [N, V] -> [N]; -inf entries count nothing."""
-    return jax.nn.logsumexp(x, axis=-1)
+    """log(sum(exp(x))) of each row, [..., V] -> [...]; -inf entries count nothing.
+
+    The sum is a product with ones: XLA's CPU backend would compute the exponentials of a plain sum one by one.
+    """
+    highest = jnp.max(x, axis=-1, keepdims=True)
+    highest = jnp.where(jnp.isfinite(highest), highest, 0.0)
+    terms = jnp.where(x > -jnp.inf, jnp.exp(x - highest), 0.0)
+    total = jnp.matmul(terms, jnp.ones((x.shape[-1], 1), x.dtype), precision=lax.Precision.HIGHEST)
+    return (highest + jnp.log(total))[..., 0]
 
 
 def take(x: jax.Array, ids: jax.Array) -> jax.Array:

@@ -14,9 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tfm.decoding.program import Program
 from tfm.decoding.state import Cache, Hypotheses, Step, take_rows
 
 MakeStep = Callable[[Any, Any], Step]  # (fixed, rows) -> step
+Widen = Callable[[Cache, int], Cache]  # (cache, n) -> cache with room for n more tokens of each row
 
 
 class Search(Protocol):
@@ -35,7 +37,7 @@ class Search(Protocol):
         """The state of the given rows only."""
 
 
-@partial(jax.jit, static_argnames=("search", "make_step", "static"))
+@partial(Program, static_argnames=("search", "make_step", "static"))
 def _start(
     search: Search,
     make_step: MakeStep,
@@ -49,14 +51,19 @@ def _start(
     return search.start(make_step(fixed, rows), cache, prompt, **dict(static), **arrays)
 
 
-@partial(jax.jit, static_argnames=("search", "make_step"), donate_argnames=("state",))
-def _advance(search: Search, make_step: MakeStep, fixed: Any, rows: Any, state: Any, until: jax.Array) -> Any:
+@partial(Program, static_argnames=("search", "make_step"), donate_argnames=("state",))
+def _advance(search: Search, make_step: MakeStep, fixed: Any, rows: Any, state: Any, until: int) -> Any:
     return search.advance(make_step(fixed, rows), state, until)
 
 
 @partial(jax.jit, static_argnames=("search",))
 def _keep(search: Search, state: Any, rows: Any, kept: jax.Array) -> tuple[Any, Any]:
     return search.keep_rows(state, kept), take_rows(rows, kept)
+
+
+@partial(jax.jit, static_argnames=("widen", "tokens"))
+def _widen(widen: Widen, state: Any, tokens: int) -> Any:
+    return replace(state, cache=widen(state.cache, tokens))
 
 
 @partial(jax.jit, static_argnames=("search",))
@@ -75,6 +82,9 @@ class Session:
         cache: pytree, leaves [B, ...].
         prompt: [B, P] int.
         max_length, buffer_length, seen, keys, source_mask, prefill_chunk: options of the search's `start`.
+        room: new tokens of each row that the cache has room for, if it is to grow with them. It then doubles when it is
+            full, so that early steps read no empty room, and few programs are compiled.
+        widen: how it grows: (cache, n) -> cache with room for n more tokens of each row; the same function each time.
 
     Attributes:
         done: [B] bool, rows that need no more steps.
@@ -103,6 +113,8 @@ class Session:
         keys: jax.Array | None = None,
         source_mask: jax.typing.ArrayLike | None = None,
         prefill_chunk: int | None = None,
+        room: int | None = None,
+        widen: Widen | None = None,
     ) -> None:
         limit = np.asarray(max_length, np.int32)
         self.length = int(limit.max()) if buffer_length is None else buffer_length
@@ -114,6 +126,7 @@ class Session:
         self._state = _start(search, make_step, static, fixed, rows, cache, prompt, arrays)
         self._numbers = np.arange(len(prompt))  # which row of the result each row of the state is
         self._left: Hypotheses | None = None  # results at the last compaction, of the rows that left
+        self._room, self._widen = self.length if room is None else room, widen
         self.done = self._rows_done()
 
     @property
@@ -123,9 +136,18 @@ class Session:
 
     def advance(self, steps: int) -> None:
         """At most `steps` more tokens in every row that is not done."""
-        until = jnp.minimum(self._state.count + steps, self.length)
+        until = min(int(self._state.count) + steps, self.length)
+        self._make_room(until)
         self._state = _advance(self._search, self._make_step, self._fixed, self._rows, self._state, until)
         self.done[self._numbers] = self._rows_done()
+
+    def _make_room(self, tokens: int) -> None:
+        """Let the cache grow until it has room for so many new tokens."""
+        room = self._room
+        while room < tokens:
+            room = min(2 * room, self.length)
+        if room > self._room and self._widen is not None:
+            self._state, self._room = _widen(self._widen, self._state, room - self._room), room
 
     def stop(self, rows: np.ndarray) -> None:
         """Decode the rows marked in [B] bool no further; what they have so far stays."""

@@ -13,10 +13,6 @@ from tfm.nn.embeddings import Embedding
 from tfm.nn.projection import embedding_initializer, scale_of
 from tfm.ops.narrow import narrow_projection
 
-CACHED_BYTES = 16 << 20
-"""A CPU multiplies a single row on one core, and two rows on all of them. That is worth a copy of the row while the
-matrix lies in the last cache; beyond, one core is as fast as the memory."""
-
 
 class OutputLogits(nn.Module):
     """logits = softcap(h E^T + b): `table` [V, M] where the output is not tied, `bias` [V] where the config asks.
@@ -78,11 +74,7 @@ def _product(hidden: jax.Array, matrix: jax.Array, scale: jax.Array | None) -> j
     """hidden [..., M] times the matrix [M, V]; float32."""
     if matrix.dtype in (jnp.bfloat16, jnp.int8):
         return narrow_projection(hidden, matrix, scale=scale)
-    rows = hidden.astype(matrix.dtype)
-    if hidden.size == hidden.shape[-1] and matrix.nbytes <= CACHED_BYTES and jax.default_backend() == "cpu":
-        rows = jnp.concatenate([rows, rows], axis=-2)
-    logits = jnp.einsum("...M,MV->...V", rows, matrix, preferred_element_type=jnp.float32)
-    return logits[..., : hidden.shape[-2], :]
+    return jnp.einsum("...M,MV->...V", hidden.astype(matrix.dtype), matrix, preferred_element_type=jnp.float32)
 
 
 def check_ids(ids: jax.Array, name: str) -> None:

@@ -136,9 +136,13 @@ MOST_BRANCHES = 8
 
 def branches(config: ModelConfig, beams: int) -> bool:
     """Whether the beams of a row can share one cache: `branch` and `follow` are then its `spread` and `reorder`."""
+    return attends_fully(config) and 1 < beams <= MOST_BRANCHES
+
+
+def attends_fully(config: ModelConfig) -> bool:
+    """Whether every layer of the decoder keeps all keys in the order they came."""
     config = config.for_decoder()
-    full = all(config.pattern_of(i).kind == "full" for i in range(config.decoder_layers))
-    return full and 1 < beams <= MOST_BRANCHES
+    return all(config.pattern_of(i).kind == "full" for i in range(config.decoder_layers))
 
 
 def branch(cache: Cache, beams: int) -> Cache:

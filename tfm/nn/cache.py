@@ -210,6 +210,29 @@ def rewind(cache: Cache, tokens: jax.Array) -> Cache:
     return cache.replace(slots=tuple(map(back, cache.slots)), lengths=cache.lengths - tokens)
 
 
+def alone(cache: Cache) -> Cache:
+    """The cache of one row with keys and values that leave the batch axis off, for a loop that moves no rows.
+
+    XLA drops an axis of size 1 from a product, and keeps a second copy of what it writes in the other shape.
+    """
+    if len(cache.lengths) > 1 or any(slots.ring for slots in cache.slots):
+        return cache
+    layers = tuple(jax.tree.map(lambda x: x[0], x) if isinstance(x, KeyValue) else x for x in cache.layers)
+    return cache.replace(layers=layers)
+
+
+def widen(cache: Cache, slots: int) -> Cache:
+    """The cache with so many more empty slots at the end of each layer that has slots, none of them a ring."""
+
+    def pad(axis: int, x: jax.Array) -> jax.Array:
+        return jnp.pad(x, [(0, slots if i == axis % x.ndim else 0) for i in range(x.ndim)])
+
+    layers = tuple(_along_slots(pad, x) if isinstance(x, KeyValue) else x for x in cache.layers)
+    return cache.replace(layers=layers, slots=tuple(
+        x.replace(positions=pad(1, x.positions), valid=pad(1, x.valid), paths=None if x.paths is None else
+                  pad(2, x.paths)) for x in cache.slots))
+
+
 def _write(stored: jax.Array, new: jax.Array, start: jax.Array, axis: int = 1) -> jax.Array:
     """stored [B, S, ...] with new [B, T, ...] at slots start, start + 1, ...; or with the slots on another axis."""
     return jax.lax.dynamic_update_slice_in_dim(stored, new.astype(stored.dtype), start, axis=axis)
@@ -247,7 +270,7 @@ def store(layer: KeyValue, key: jax.Array, value: jax.Array, plan: Plan) -> tupl
     """Write one layer's new keys and values, and give back those that the new queries attend to.
 
     Args:
-        layer: the layer's stored keys and values.
+        layer: the layer's stored keys and values; those of a single row may come without the batch axis.
         key: [B, T, K, D], already rotated.
         value: [B, T, K, Dv].
         plan: from `plan`.
@@ -257,6 +280,9 @@ def store(layer: KeyValue, key: jax.Array, value: jax.Array, plan: Plan) -> tupl
     """
     new = by_head(key, value)
     new = (quantize(new) if layer.key.dtype == jnp.int8 else new).replace(group=layer.group)
+    alone = layer.key.ndim == 3
+    if alone:
+        new = jax.tree.map(lambda x: x[0], new)
     start, gather, keep = plan.start, plan.gather, plan.keep
     if gather is not None:
         seen = _along_slots(lambda axis, old, add: jnp.concatenate([old, add.astype(old.dtype)], axis), layer, new)
@@ -268,7 +294,7 @@ def store(layer: KeyValue, key: jax.Array, value: jax.Array, plan: Plan) -> tupl
         else:
             after = _along_slots(lambda axis, old, add: _write(old, add, start, axis), layer, new)
         seen = after
-    return after, dequantize(seen, key.dtype)
+    return after, dequantize(jax.tree.map(lambda x: x[None], seen) if alone else seen, key.dtype)
 
 
 def _along_slots(change: Callable[..., jax.Array], *layers: KeyValue) -> KeyValue:
@@ -277,13 +303,13 @@ def _along_slots(change: Callable[..., jax.Array], *layers: KeyValue) -> KeyValu
     def one(axis: int, *leaves: jax.Array | None) -> Any:
         return None if leaves[0] is None else change(axis, *leaves)
 
-    return KeyValue(one(3, *(x.key for x in layers)), one(2, *(x.value for x in layers)),
-                    one(3, *(x.key_scale for x in layers)), one(2, *(x.value_scale for x in layers)), layers[0].group)
+    return KeyValue(one(-1, *(x.key for x in layers)), one(-2, *(x.value for x in layers)),
+                    one(-1, *(x.key_scale for x in layers)), one(-2, *(x.value_scale for x in layers)), layers[0].group)
 
 
 def _pick(x: jax.Array, slots: jax.Array, axis: int) -> jax.Array:
     """x with the slots [B, S] of each row."""
-    return jnp.take_along_axis(x, slots[:, None, None] if axis == 3 else slots[:, None, :, None], axis)
+    return jnp.take_along_axis(x, slots[:, None, None] if axis == -1 else slots[:, None, :, None], axis)
 
 
 def quantize(stored: KeyValue) -> KeyValue:
