@@ -23,7 +23,7 @@ from tfm.cli.options import parse
 from tfm.cli.train import TrainOptions, prepare_run
 from tfm.cli.train_parts import Parts
 from tfm.parallel.compilation import enable_compilation_cache
-from tfm.parallel.host import keep_freed_memory
+from tfm.parallel.host import keep_freed_memory, run_in_turn
 from tfm.parallel.mesh import make_mesh, use_mesh
 from tfm.training.checkpoint import Checkpoints
 from tfm.training.loop import Run, row_tokens, train
@@ -36,6 +36,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60)
     ours, others = parser.parse_known_args()
     keep_freed_memory()
+    run_in_turn()
     enable_compilation_cache()
     with tempfile.TemporaryDirectory() as folder:
         options = parse(TrainOptions, [ours.config, "--workdir", folder, *others], prog="end_to_end")

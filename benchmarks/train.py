@@ -276,9 +276,11 @@ def tfm_step(name: str, work: dict) -> tuple[Any, Any, Any]:
     import jax
 
     from tfm.models import build, init_params
+    from tfm.parallel.host import run_in_turn
     from tfm.training import optimizer, step
     from tfm.training.loss import make_loss
 
+    run_in_turn()
     switch_off(set(TECHNIQUES) - kept)
     config = model_config(work, "bfloat16" if "bf16" in name else "float32")
     settings = optimizer.OptimizerConfig(beta1=work["betas"][0], beta2=work["betas"][1], epsilon=work["epsilon"])

@@ -22,6 +22,27 @@ for _ in range(8):
 print(faults() - before)
 """
 
+PEAK_OVER_TEMPORARY = """
+import resource
+from tfm.parallel.host import keep_freed_memory, run_in_turn
+keep_freed_memory()
+assert run_in_turn()
+import jax, jax.numpy as jnp
+def step(x):  # its temporary memory is a matrix of x's rows, many times x
+    wide = jnp.sin(x[:, None] + x)
+    return x + 1e-6 * (wide @ jnp.cos(wide)).sum(1)
+step = jax.jit(step, donate_argnums=0)
+x = jnp.ones(2048)
+program = step.lower(x).compile()
+temporary = program.memory_analysis().temp_size_in_bytes / 1024
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = peak()
+for _ in range(16):
+    x = program(x)
+    x.block_until_ready()
+print((peak() - before) / temporary)
+"""
+
 glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the settings are glibc's")
 
 
@@ -37,6 +58,20 @@ def test_freed_memory_is_used_again_without_new_pages() -> None:
     pages = 8 * 2**26 // os.sysconf("SC_PAGE_SIZE")
     assert _faults("default") > 0.9 * pages
     assert _faults("keep") < 0.01 * pages
+
+
+@glibc
+def test_steps_share_one_block_of_temporary_memory() -> None:
+    """Each program's block is freed before the next asks for one."""
+    environment = {name: value for name, value in os.environ.items() if "MALLOC" not in name and name != "XLA_FLAGS"}
+    run = subprocess.run([sys.executable, "-c", PEAK_OVER_TEMPORARY], env=environment, capture_output=True, text=True,
+                         check=True)
+    assert float(run.stdout) < 3.0  # 4 to 8 where programs overlap
+
+
+def test_several_devices_run_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+    assert host.run_in_turn() is False
 
 
 @pytest.mark.parametrize("name, value", [("MALLOC_ARENA_MAX", "2"),

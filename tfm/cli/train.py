@@ -24,7 +24,7 @@ from tfm.data import Splits, Tokenizer, build_tokenizer, class_names, load_split
 from tfm.models.adapters import split_params, trainable
 from tfm.parallel.compilation import enable_compilation_cache
 from tfm.parallel.exchange import first_alone, is_first, wait_for_all
-from tfm.parallel.host import huge_pages_hint, keep_freed_memory
+from tfm.parallel.host import huge_pages_hint, keep_freed_memory, run_in_turn
 from tfm.parallel.mesh import make_mesh, use_mesh
 from tfm.parallel.processes import together
 from tfm.parallel.rules import sharding_table
@@ -72,6 +72,7 @@ def run_training(options: TrainOptions, arguments: Sequence[str]) -> int:
     keep_freed_memory()
     enable_compilation_cache()
     options.processes.start()
+    run_in_turn()
     mesh = make_mesh(options.mesh)
     reporter = Reporter(options.config.train.steps, silent=not is_first())
     config, splits, tokenizer, start_from = first_alone(
