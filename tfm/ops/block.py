@@ -58,9 +58,26 @@ class Chunk:
         return scoring.from_products(products, q_i, query, key)
 
     def visible(self, i: Array, columns: Array) -> jax.Array:
+        """Which queries see which keys of a tile: broadcastable to [b, h, bq, n].
+
+        On a CPU, in a loop over two halves of the queries: XLA fuses what is not in a loop into each of its uses, and
+        would make it again for every head there.
+        """
         query, key = self.tokens(i, columns)
         inside = self.places[1][columns].reshape(-1) < self.plan.key_length
-        return inside if self.scoring.rule is None else inside & self.scoring.rule.visible(query, key)
+        rule, length = self.scoring.rule, self.plan.blocks[0]
+        if rule is None:
+            return inside
+        if length % 2 or jax.default_backend() != "cpu":
+            return inside & rule.visible(query, key)
+
+        def half(tokens: tuple[jax.Array, jax.Array]) -> jax.Array:
+            return inside & rule.visible(dataclasses.replace(query, positions=tokens[0], index=tokens[1]), key)
+
+        positions = query.positions.reshape(-1, 2, length // 2).swapaxes(0, 1)
+        halves = lax.map(half, (positions, query.index.reshape(2, -1)))
+        halves = jnp.moveaxis(halves, 0, -3)
+        return halves.reshape(*halves.shape[:-3], length, -1)
 
     def take(self, x: jax.Array, i: Array, side: int) -> jax.Array:
         """Block i of one side, heads first: of [B, L, heads, D], [b*k, G*block, D] or, of the keys, [b*k, block, D]."""

@@ -190,8 +190,7 @@ def _add(
     if masked or not here.scoring.plain:
         scores = here.scores(here.four(scores), here.four(q_i), here.scoring, i, columns)
         if masked:
-            # Written once: the greatest score and the weights are made from it.
-            scores = lax.optimization_barrier(jnp.where(here.visible(i, columns), scores, NEGATIVE))
+            scores = jnp.where(here.visible(i, columns), scores, NEGATIVE)
         scores = here.three(scores)
     greatest = scores.max(-1, keepdims=True)
     if state is not None:

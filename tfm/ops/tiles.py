@@ -10,7 +10,7 @@ from tfm.ops.tokens import Tokens
 
 SIZES = 512, 256, 128, 64  # rows and columns of a block
 MAX_SCORES = 128 * 768  # of a tile of several blocks, per head
-MAX_ELEMENTS = 8 * 128 * 640  # scores of a tile, over the heads worked on together: they should stay in the cache
+MAX_ELEMENTS = 4 * 512 * 512  # scores of a tile, over the heads worked on together: they should stay in the cache
 OVERHEAD = 68_000  # of a tile, in scores: what it costs beside them, per head
 KEY = 8  # of a key in a tile, in scores; as much again for bringing it into place
 
