@@ -64,6 +64,7 @@ class Chunk:
         would make it again for every head there.
         """
         query, key = self.tokens(i, columns)
+        index = self.places[0][i]
         inside = self.places[1][columns].reshape(-1) < self.plan.key_length
         rule, length = self.scoring.rule, self.plan.blocks[0]
         if rule is None:
@@ -75,7 +76,7 @@ class Chunk:
             return inside & rule.visible(dataclasses.replace(query, positions=tokens[0], index=tokens[1]), key)
 
         positions = query.positions.reshape(-1, 2, length // 2).swapaxes(0, 1)
-        halves = lax.map(half, (positions, query.index.reshape(2, -1)))
+        halves = lax.map(half, (positions, index.reshape(2, -1)))
         halves = jnp.moveaxis(halves, 0, -3)
         return halves.reshape(*halves.shape[:-3], length, -1)
 

@@ -65,6 +65,7 @@ def backward(
         zeros = _Sums(
             held=empty_slots(plan, k, v),
             owners=jnp.zeros(plan.slots, jnp.int32),
+            fresh=jnp.zeros(plan.slots, bool),
             query=None,
             slots=tuple(x.swapaxes(1, 2).astype(dtype) for x in empty_slots(plan, k, v)),
             keys=tuple(
@@ -108,6 +109,7 @@ class _Sums(NamedTuple):
 
     held: tuple[jax.Array, ...]  # [b*k, slots*block, D], the keys in the slots
     owners: jax.Array  # [slots], the blocks in the slots
+    fresh: jax.Array  # [slots] bool, whether a slot's gradients begin with the next tile
     slots: tuple[jax.Array, ...]  # [b*k, D, slots*block], what is still to be added to the gradients of those
     keys: tuple[jax.Array, ...]  # [nk, b*k, D, block], gradients of all
     query: Any  # [b*k, G*bq, D], of the row
@@ -115,13 +117,12 @@ class _Sums(NamedTuple):
 
 
 def _flush(plan: Plan, state: _Sums, slot: Array) -> _Sums:
-    """Adds a slot's gradients to those of the block that it holds, and empties it."""
-    block, owner, slots, keys = plan.blocks[1], state.owners[slot], [], []
+    """Adds a slot's gradients to those of the block that it holds; the slot begins anew."""
+    block, owner, fresh, keys = plan.blocks[1], state.owners[slot], state.fresh[slot], []
     for part, total in zip(state.slots, state.keys, strict=True):
-        change = lax.dynamic_slice_in_dim(part, slot * block, block, 2)
+        change = jnp.where(fresh, 0, lax.dynamic_slice_in_dim(part, slot * block, block, 2))
         keys.append(lax.dynamic_update_index_in_dim(total, total[owner] + change, owner, 0))
-        slots.append(lax.dynamic_update_slice_in_dim(part, jnp.zeros_like(change), slot * block, 2))
-    return state._replace(slots=tuple(slots), keys=tuple(keys))
+    return state._replace(keys=tuple(keys), fresh=lax.dynamic_update_index_in_dim(state.fresh, True, slot, 0))
 
 
 def _add_gradients(
@@ -161,8 +162,9 @@ def _add_gradients(
     d_query += dot(low, keys, (2, 1), dtype)
     d_keys = dot(row.query_transposed, low, (2, 1), dtype)
     d_values = dot(row.d_output_transposed, dropped.astype(values.dtype), (2, 1), dtype)
-    slots = state.slots[0] + d_keys, state.slots[1] + d_values
-    return state._replace(query=d_query, slots=slots, free=d_free)
+    fresh = jnp.repeat(state.fresh, here.plan.blocks[1])
+    d_slots = tuple(jnp.where(fresh, 0, x) + change for x, change in zip(state.slots, (d_keys, d_values), strict=True))
+    return state._replace(query=d_query, slots=d_slots, free=d_free, fresh=jnp.zeros_like(state.fresh))
 
 
 def _relative_value_gradients(
