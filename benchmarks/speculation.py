@@ -2,6 +2,7 @@
 
     python benchmarks/speculation.py RUN --draft SMALL_RUN --draft-length 4
     python benchmarks/speculation.py RUN --lookup 4
+    python benchmarks/speculation.py LM_RUN --lookup 4 --prompt-length 24 --max-length 100
 
 The sentences are the first of the run's test split. Both ways take turns, one sentence each, after a first pass that
 compiles. "same" says that the texts are equal, "accepted" is the share of drafted tokens that were taken over.
@@ -26,6 +27,7 @@ def main() -> None:
     parser.add_argument("--lookup", type=int, default=0, help="tokens a round copied from the text so far")
     parser.add_argument("--sentences", type=int, default=100)
     parser.add_argument("--max-length", type=int, default=64)
+    parser.add_argument("--prompt-length", type=int, help="first tokens of each text that are given to the model")
     arguments = parser.parse_args()
     if bool(arguments.draft) == bool(arguments.lookup):
         raise SystemExit("give --draft or --lookup")
@@ -33,7 +35,7 @@ def main() -> None:
     draft = None if arguments.draft is None else load(arguments.draft)
     splits = load_splits(bundle.config.data, bundle.config.train.seed)
     texts = [example if isinstance(example, str) else example[0] for example in splits.test][: arguments.sentences]
-    rows = [bundle.source_ids(text, too_long="cut") for text in texts]
+    rows = [bundle.source_ids(text, too_long="cut")[: arguments.prompt_length] for text in texts]
     guessed = {"lookup": arguments.lookup} if draft is None else {"draft_length": arguments.draft_length}
     plain = decoder(bundle, {}, None, arguments.max_length)
     speculative = decoder(bundle, guessed, draft, arguments.max_length)

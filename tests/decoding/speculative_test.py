@@ -139,10 +139,28 @@ def test_a_certain_draft_is_always_taken(toy):
 
 
 def test_look_up_takes_the_longest_and_latest_occurrence():
-    tokens = jnp.array([[1, 2, 3, 9, 2, 3, 7, 5, 3, 1, 2, 3, -1], [1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 4, -1]])
-    found = look_up(tokens, jnp.int32(12), 3, 3)
-    assert found.tolist() == [[9, 2, 3], [5, 6, 7]]
-    assert look_up(tokens, jnp.int32(4), 3, 2).tolist() == [[-1, -1], [-1, -1]]
+    tokens = [[1, 2, 3, 9, 2, 3, 7, 5, 3, 1, 2, 3, -1], [5, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3, -1]]
+    once = [1, 2, 3, 4, 5, 6, 7, 8, 9, 5, 0, 3, -1]  # only its last token came before
+    found = look_up(jnp.array([*tokens, once]), jnp.int32(12), 3, 3)
+    assert found.tolist() == [[9, 2, 3], [4, 5, 6], [-1, -1, -1]]
+    assert look_up(jnp.array(tokens), jnp.int32(4), 3, 2).tolist() == [[-1, -1], [-1, -1]]
+
+
+def test_what_is_refused_is_drafted_seldom():
+    """The model goes on as the prompt does for 20 tokens, then no longer."""
+
+    def step(tokens, cache):  # the next is 1 more, modulo 5; from the 20th on by a rule of its place
+        place = cache[:, None] + jnp.arange(tokens.shape[1])
+        more = 1 + (place * place // 7 % 3) * (place > 20)
+        return 9.0 * jax.nn.one_hot((tokens + more) % 5, 5), cache + tokens.shape[1]
+
+    options = {"rewind": lambda cache, n: cache - n, "draft_length": 4, "max_length": 120, "eos_id": None}
+    found, counts = speculate(step, jnp.zeros(1, jnp.int32), jnp.array([[1]]), draft=PromptLookup(3),
+                              seen=jnp.array([[0, 1, 2, 3, 4, 0, 1]]), **options)
+    expected = greedy(step, jnp.zeros(1, jnp.int32), jnp.array([[1]]), max_length=120, eos_id=None)
+    assert found.ids.tolist() == expected.ids.tolist()
+    assert int(counts.accepted) >= 16
+    assert int(counts.drafted) <= 4 * (5 + 5 + 3)  # accepted, until the credit is spent, and in 100 ordinary steps
 
 
 @pytest.mark.parametrize(

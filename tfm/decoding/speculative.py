@@ -4,6 +4,10 @@ Each round drafts G tokens, feeds them to the model together, and takes over tho
 chosen, and one token more. Greedy search gives exactly the greedy tokens; sampling keeps exactly the model's
 distribution. All rows go on by the number of tokens that every one of them accepts, so a round ends at one place of the
 cache; with one row, its best use, nothing is lost by that.
+
+Checking G tokens costs more than a step. What prompt lookup finds is checked only as long as that pays: each check
+takes from a credit, to which a check with more than half of its tokens accepted and, slowly, ordinary steps add. Where
+the model repeats nothing, there is one check in `PRICE` steps at most.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,6 +23,10 @@ from tfm.decoding import select
 from tfm.decoding.loop import Allow, Reweight, TokenState, adjusted
 from tfm.decoding.sample import Sample, row_keys
 from tfm.decoding.state import NOTHING, Cache, History, Hypotheses, Step, eos_ids, prefill
+
+PRICE = 32  # what a refused check takes from the credit, and one wholly accepted adds; an ordinary step adds 1
+MOST_CREDIT = 4 * PRICE
+LEAST = 2  # one last token alone says too little about what follows
 
 Rewind = Callable[[Cache, jax.Array], Cache]  # (cache, n) -> cache without its last n tokens
 
@@ -36,8 +44,10 @@ class ModelDraft:
 class PromptLookup:
     """Drafts copied from the text so far: what followed the latest earlier occurrence of its last tokens.
 
+    Where one of the rows has no such occurrence, or drafts were refused before, a round is an ordinary step.
+
     Attributes:
-        ngram: how many last tokens are looked for; fewer where so many do not occur again.
+        ngram: how many last tokens are looked for; fewer, but two at least, where so many do not occur again.
 
     Reference: Saxena, 2023, "Prompt Lookup Decoding".
     """
@@ -140,45 +150,92 @@ class _Speculation:
         drafting: Cache = None
         if isinstance(self.draft, ModelDraft):
             drafting = prefill(self.draft.step, self.draft.cache, jnp.asarray(prompt, jnp.int32), None)[1]
-        carry = (state, drafting, Accepted(jnp.int32(0), jnp.int32(0)))
-        state, _, counts = lax.while_loop(lambda c: ~jnp.all(c[0].done), lambda c: self.round(*c), carry)
+        carry = (state, drafting, Accepted(jnp.int32(0), jnp.int32(0)), jnp.int32(PRICE))
+        state, _, counts, _ = lax.while_loop(lambda c: ~jnp.all(c[0].done), lambda c: self.round(*c), carry)
         state = replace(state, ids=state.ids[:, :length], log_probs=state.log_probs[:, :length])
         return self.settings.result(state), counts
 
-    def round(self, state: TokenState, drafting: Cache, counts: Accepted) -> tuple[TokenState, Cache, Accepted]:
+    def round(
+        self, state: TokenState, drafting: Cache, counts: Accepted, credit: jax.Array
+    ) -> tuple[TokenState, Cache, Accepted, jax.Array]:
         """Draft, check, take over what all rows accept and one token more."""
+        if isinstance(self.draft, PromptLookup):
+            state, guesses, credit = self.wait(state, self.draft.ngram, credit)
+
+            def check() -> tuple[TokenState, Accepted, jax.Array]:
+                after, taken, total = self.take_over(state, guesses, None, counts)
+                return after, total, jnp.minimum(credit + PRICE * (2 * taken - self.size) // self.size, MOST_CREDIT)
+
+            state, counts, credit = lax.cond(jnp.all(state.done), lambda: (state, counts, credit), check)
+            return state, drafting, counts, credit
+        guesses, guessed, drafting = self.guess(state, self.draft, drafting)
+        state, taken, counts = self.take_over(state, guesses, guessed, counts)
+        return state, self.draft.rewind(drafting, self.size - taken), counts, credit
+
+    def wait(
+        self, state: TokenState, ngram: int, credit: jax.Array
+    ) -> tuple[TokenState, jax.Array, jax.Array]:
+        """Ordinary steps until there is credit and text has been found for every row: also its tokens [B, G]."""
+
+        def find(state: TokenState, credit: jax.Array) -> jax.Array:
+            def look() -> jax.Array:
+                tokens = jnp.concatenate([state.seen, state.ids], axis=1)
+                return look_up(tokens, state.seen.shape[1] + state.count, ngram, self.size)
+
+            return lax.cond(credit >= PRICE, look, lambda: jnp.full((len(state.ids), self.size), NOTHING, jnp.int32))
+
+        def step(carry: tuple[TokenState, jax.Array, jax.Array]) -> tuple[TokenState, jax.Array, jax.Array]:
+            state, found, credit = carry
+            none = Accepted(jnp.int32(0), jnp.int32(0))
+            state, *_ = self.take_over(state, found[:, :0], None, none)
+            credit = jnp.where(credit < PRICE, credit + 1, credit)
+            return state, find(state, credit), credit
+
+        def waits(carry: tuple[TokenState, jax.Array, jax.Array]) -> jax.Array:
+            state, found, _ = carry
+            return jnp.any((found[:, 0] < 0) & ~state.done)
+
+        state, found, credit = lax.while_loop(waits, step, (state, find(state, credit), credit))
+        return state, jnp.where(found < 0, self.settings.pad_id, found), credit
+
+    def last(self, state: TokenState) -> jax.Array:
+        """The newest token of each row [B, 1], which the model has not read yet."""
         last = lax.dynamic_slice_in_dim(state.ids, state.count - 1, 1, axis=1)
-        last = jnp.where(last < 0, self.settings.pad_id, last)
-        guesses, guessed, drafting = self.guess(state, last, drafting)
-        logits, cache = self.step(jnp.concatenate([last, guesses], axis=1), state.cache)[:2]
+        return jnp.where(last < 0, self.settings.pad_id, last)
+
+    def take_over(
+        self, state: TokenState, guesses: jax.Array, guessed: list[jax.Array] | None, counts: Accepted
+    ) -> tuple[TokenState, jax.Array, Accepted]:
+        """Check the guesses [B, G], which may be none, and take over those that all rows accept and one token more.
+
+        Returns:
+            The state, how many guesses were accepted, the counts.
+        """
+        size = guesses.shape[1]
+        logits, cache = self.step(jnp.concatenate([self.last(state), guesses], axis=1), state.cache)[:2]
         if logits.ndim != 3:
             raise ValueError(f"step returned logits {list(logits.shape)}: speculation needs every position, [N, T, V]")
         logits = logits.astype(jnp.float32)
         tokens, possible, agreed = self.check(state, guesses, guessed, logits)
-        shared = jnp.min(jnp.where(state.done, self.size, agreed))
-        drafted = counts.drafted + self.size * jnp.sum(~state.done)
+        shared = jnp.min(jnp.where(state.done, size, agreed))
+        drafted = counts.drafted + size * jnp.sum(~state.done)
         accepted = counts.accepted + shared * jnp.sum(~state.done)
         before = state.count
-        for i in range(self.size + 1):
+        for i in range(size + 1):
             here = replace(state, count=before + i)
             state = self.settings.record(here, logits[:, i], tokens[:, i], ~state.done & (i <= shared), possible[:, i])
-        state = replace(state, cache=self.rewind(cache, self.size - shared), count=before + shared + 1)
-        if isinstance(self.draft, ModelDraft):
-            drafting = self.draft.rewind(drafting, self.size - shared)
-        return state, drafting, Accepted(drafted, accepted)
+        state = replace(state, cache=self.rewind(cache, size - shared), count=before + shared + 1)
+        return state, shared, Accepted(drafted, accepted)
 
     def guess(
-        self, state: TokenState, last: jax.Array, drafting: Cache
+        self, state: TokenState, draft: ModelDraft, drafting: Cache
     ) -> tuple[jax.Array, list[jax.Array] | None, Cache]:
         """G drafted tokens [B, G], the distributions [B, V] they were drawn from (None: certain), the draft's cache."""
-        if isinstance(self.draft, PromptLookup):
-            tokens = jnp.concatenate([state.seen, state.ids], axis=1)
-            found = look_up(tokens, state.seen.shape[1] + state.count, self.draft.ngram, self.size)
-            return jnp.where(found < 0, self.settings.pad_id, found), None, drafting
+        last = self.last(state)
         guesses: list[jax.Array] = []
         guessed: list[jax.Array] = []
         for i in range(self.size):
-            logits, drafting = self.draft.step(last, drafting)[:2]
+            logits, drafting = draft.step(last, drafting)[:2]
             logits = (logits if logits.ndim == 2 else logits[:, -1]).astype(jnp.float32)
             scores = self.ruled(state, guesses, logits)
             if self.settings.temperature == 0:
@@ -189,7 +246,7 @@ class _Speculation:
                 token = select.draw(scores, self.uniform(state, i, "draft"))
             guesses.append(token)
             last = token[:, None]
-        drafting = self.draft.step(last, drafting)[1]  # so that both caches hold the same tokens
+        drafting = draft.step(last, drafting)[1]  # so that both caches hold the same tokens
         return jnp.stack(guesses, axis=1), guessed or None, drafting
 
     def check(
@@ -199,23 +256,26 @@ class _Speculation:
 
         The third result [B] is how many guesses agree with the choices.
         """
+        size = guesses.shape[1]
         tokens: list[jax.Array] = []
         possible: list[jax.Array] = []
         agrees: list[Any] = []
-        for i in range(self.size + 1):
+        for i in range(size + 1):
             scores = self.ruled(state, [guesses[:, j] for j in range(i)], logits[:, i])
-            guess = guesses[:, i] if i < self.size else None
+            guess = guesses[:, i] if i < size else None
             if self.settings.temperature == 0:
                 token = select.first_maximum(scores)
                 agree = None if guess is None else token == guess
             else:
-                draws = guessed[i] if guessed is not None and i < self.size else None
+                draws = guessed[i] if guessed is not None and i < size else None
                 token, agree = self.draw(state, i, guess, draws, self.settings.truncated(scores))
             tokens.append(token)
-            possible.append(jnp.max(scores, axis=-1) > -jnp.inf)
+            possible.append(select.take(scores, token) > -jnp.inf)
             agrees.append(agree)
-        agreed = jnp.cumprod(jnp.stack(agrees[:-1], axis=1).astype(jnp.int32), axis=1)
-        return jnp.stack(tokens, axis=1), jnp.stack(possible, axis=1), jnp.sum(agreed, axis=1)
+        agreed = jnp.zeros(len(guesses), jnp.int32)
+        if size:
+            agreed = jnp.sum(jnp.cumprod(jnp.stack(agrees[:-1], axis=1).astype(jnp.int32), axis=1), axis=1)
+        return jnp.stack(tokens, axis=1), jnp.stack(possible, axis=1), agreed
 
     def draw(
         self, state: TokenState, place: int, guess: jax.Array | None, guessed: jax.Array | None, scores: jax.Array
@@ -257,7 +317,7 @@ def look_up(tokens: jax.Array, length: jax.Array, ngram: int, size: int) -> jax.
     Args:
         tokens: [B, W] int32, -1 where there is none; the first `length` columns are in use.
         length: int32 scalar.
-        ngram: how many last tokens to look for; fewer, down to one, where so many do not occur again.
+        ngram: how many last tokens to look for; fewer, down to two, where so many do not occur again.
         size: how many tokens to return.
 
     Returns:
@@ -270,7 +330,7 @@ def look_up(tokens: jax.Array, length: jax.Array, ngram: int, size: int) -> jax.
     width = tokens.shape[1]
     columns = jnp.arange(width)
     best = jnp.full(len(tokens), -1)  # where the continuation starts
-    for n in range(1, min(ngram, width - 1) + 1):
+    for n in range(min(LEAST, ngram), min(ngram, width - 1) + 1):
         same = jnp.ones(tokens.shape, bool)  # the n tokens before each column are the last n
         for i in range(1, n + 1):
             last = lax.dynamic_index_in_dim(tokens, jnp.maximum(length - i, 0), axis=1)
