@@ -12,7 +12,8 @@ transformers their rows say so.
 
 Names: `tfm` is the library as its commands run it. `tfm-without-A+B` switches techniques off, `tfm-only-A` all others;
 they are hash (dropout bits by counter hash; else threefry), projection (its own backward pass; else JAX's), loss (fused
-cross-entropy; else logits written out) and malloc (freed memory kept). A peer's name may end in `@tuned`: its math
+cross-entropy; else logits written out), norm (its own backward pass; else JAX's), narrow (bfloat16 operands turned over
+for products over rows; else XLA multiplies float32 copies) and malloc (freed memory kept). A peer's name may end in `@tuned`: its math
 library's fast path on any x86 processor (which needs a C compiler here) and huge pages; or in `@kept`: the fast path
 and the same malloc settings as tfm. `-bf16` multiplies in bfloat16.
 """
@@ -39,7 +40,7 @@ CASES: dict[str, dict[str, Any]] = {
     "tiny-gpt2": dict(kind="gpt2", d_model=32, d_ff=128, heads=4, layers=1, vocab=128, batch=4, length=8),
     "tiny-bert": dict(kind="bert", d_model=32, d_ff=128, heads=4, layers=1, vocab=128, batch=4, length=8),
 }
-TECHNIQUES = ("hash", "projection", "loss", "malloc")
+TECHNIQUES = ("hash", "projection", "loss", "norm", "narrow", "malloc")
 RECIPE = dict(dropout=0.1, learning_rate=1e-4, betas=(0.9, 0.98), epsilon=1e-9)
 BOS, EOS = 1, 2
 Step = Callable[[int], float]
@@ -313,11 +314,13 @@ def techniques_of(name: str) -> set[str]:
 def switch_off(techniques: set[str]) -> None:
     """Put the plain form in the place of each technique, for the whole process."""
     import functools
+    import importlib
 
     import jax
     import jax.numpy as jnp
 
     import tfm.nn.dropout
+    import tfm.nn.norms
     import tfm.nn.projection
     import tfm.ops.dense
     import tfm.training.loss
@@ -333,6 +336,12 @@ def switch_off(techniques: set[str]) -> None:
         logits = logits if bias is None else logits + bias
         return jnp.sum(label_smoothed_cross_entropy(logits, targets, smoothing=smoothing, weights=weights))
 
+    def plain_norm(x: Any, scale: Any, bias: Any = None, *, epsilon: float, centred: bool = True) -> Any:
+        wide = x.astype(jnp.float32)
+        wide = wide - jnp.mean(wide, axis=-1, keepdims=True) if centred else wide
+        y = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + epsilon) * scale
+        return (y if bias is None else y + bias).astype(x.dtype)
+
     if "hash" in techniques:
         tfm.nn.dropout.dropout = functools.partial(tfm.nn.dropout.dropout, bits="threefry")
         tfm.ops.dense.keep_mask = lambda key, rate, *axes: jax.random.bernoulli(
@@ -341,6 +350,12 @@ def switch_off(techniques: set[str]) -> None:
         tfm.nn.projection.projection = plain_projection
     if "loss" in techniques:
         tfm.training.loss.fused_cross_entropy_sum = plain_loss
+    if "norm" in techniques:
+        tfm.nn.norms.layer_norm, tfm.nn.norms.rms_norm = plain_norm, functools.partial(plain_norm, centred=False)
+    if "narrow" in techniques:
+        for name in ("projection", "losses"):
+            module: Any = importlib.import_module(f"tfm.ops.{name}")
+            module.row_product = lambda x, y: module.contract(x, y, (0, 0))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,11 @@
-"""LayerNorm and RMSNorm as functions of arrays, with float32 statistics whatever the input's type."""
+"""LayerNorm and RMSNorm as functions of arrays, with float32 statistics whatever the input's type.
+
+The backward pass keeps x and two numbers of each row, its mean and 1 / deviation, and no other array of its shape.
+"""
 
 from __future__ import annotations
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -25,11 +30,7 @@ def layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array | None = None, *,
 
     Reference: Ba, Kiros and Hinton (2016), "Layer Normalization", equation 4.
     """
-    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
-    variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
-    y = centred * jax.lax.rsqrt(variance + epsilon) * scale
-    return (y if bias is None else y + bias).astype(x.dtype)
+    return _normalize(x, scale, bias, epsilon, True)
 
 
 def rms_norm(x: jax.Array, scale: jax.Array, *, epsilon: float = 1e-6) -> jax.Array:
@@ -50,6 +51,42 @@ def rms_norm(x: jax.Array, scale: jax.Array, *, epsilon: float = 1e-6) -> jax.Ar
 
     Reference: Zhang and Sennrich (2019), "Root Mean Square Layer Normalization", equation 4.
     """
-    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    mean_square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
-    return (wide * jax.lax.rsqrt(mean_square + epsilon) * scale).astype(x.dtype)
+    return _normalize(x, scale, None, epsilon, False)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def _normalize(x: jax.Array, scale: jax.Array, bias: jax.Array | None, epsilon: float, centred: bool) -> jax.Array:
+    """The norm of x, less its mean where it is to be `centred`."""
+    return _normalize_forward(x, scale, bias, epsilon, centred)[0]
+
+
+def _normalize_forward(x: jax.Array, scale: jax.Array, bias: jax.Array | None, epsilon: float,
+                       centred: bool) -> tuple[jax.Array, tuple]:
+    wide = _widen(x)
+    mean = jnp.mean(wide, axis=-1, keepdims=True) if centred else None
+    shifted = wide if mean is None else wide - mean
+    inverse = jax.lax.rsqrt(jnp.mean(jnp.square(shifted), axis=-1, keepdims=True) + epsilon)
+    y = shifted * inverse * scale
+    return (y if bias is None else y + bias).astype(x.dtype), (x, mean, inverse, scale, bias)
+
+
+def _normalize_backward(epsilon: float, centred: bool, saved: tuple,
+                        dy: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    """With n = (x - mean) / deviation and g = scale dy:  dx = (g - mean(g) - n mean(g n)) / deviation."""
+    x, mean, inverse, scale, bias = saved
+    dy = _widen(jax.lax.optimization_barrier(dy))
+    normal = (_widen(x) if mean is None else _widen(x) - mean) * inverse
+    g = dy * scale
+    dx = g - normal * jnp.mean(g * normal, axis=-1, keepdims=True)
+    if centred:
+        dx -= jnp.mean(g, axis=-1, keepdims=True)
+    rows = tuple(range(x.ndim - 1))
+    d_bias = None if bias is None else jnp.sum(dy, axis=rows).astype(bias.dtype)
+    return (dx * inverse).astype(x.dtype), jnp.sum(dy * normal, axis=rows).astype(scale.dtype), d_bias
+
+
+_normalize.defvjp(_normalize_forward, _normalize_backward)
+
+
+def _widen(x: jax.Array) -> jax.Array:
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))

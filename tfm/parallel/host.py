@@ -52,7 +52,7 @@ def run_in_turn() -> bool:
     Returns:
         whether the setting is in force.
     """
-    several = "device_count" in os.environ.get("XLA_FLAGS", "") or jax.config.jax_num_cpu_devices > 1
+    several = "device_count" in os.environ.get("XLA_FLAGS", "") or jax.config.jax_num_cpu_devices > 1  # type: ignore[attr-defined]
     if several or jax.distributed.is_initialized():
         return False
     jax.config.update("jax_cpu_enable_async_dispatch", False)
