@@ -13,9 +13,9 @@ transformers their rows say so.
 Names: `tfm` is the library as its commands run it. `tfm-without-A+B` switches techniques off, `tfm-only-A` all others;
 they are hash (dropout bits by counter hash; else threefry), projection (its own backward pass; else JAX's), loss (fused
 cross-entropy; else logits written out), norm (its own backward pass; else JAX's), narrow (bfloat16 operands turned over
-for products over rows; else XLA multiplies float32 copies) and malloc (freed memory kept). A peer's name may end in `@tuned`: its math
-library's fast path on any x86 processor (which needs a C compiler here) and huge pages; or in `@kept`: the fast path
-and the same malloc settings as tfm. `-bf16` multiplies in bfloat16.
+for products over rows; else XLA multiplies float32 copies) and malloc (freed memory kept). A peer's name may end in
+`@tuned`: its math library's fast path on any x86 processor (which needs a C compiler here) and huge pages; or in
+`@kept`: the fast path and the same malloc settings as tfm. `-bf16` multiplies in bfloat16.
 """
 
 import argparse
@@ -325,6 +325,7 @@ def switch_off(techniques: set[str]) -> None:
     import tfm.ops.dense
     import tfm.training.loss
     from tfm.ops.losses import label_smoothed_cross_entropy
+    from tfm.ops.products import contract
 
     def plain_projection(x: Any, kernel: Any, bias: Any = None, *, dtype: Any = None) -> Any:
         y = jnp.matmul(x.astype(dtype), kernel.astype(dtype), preferred_element_type=jnp.float32).astype(dtype)
@@ -355,7 +356,7 @@ def switch_off(techniques: set[str]) -> None:
     if "narrow" in techniques:
         for name in ("projection", "losses"):
             module: Any = importlib.import_module(f"tfm.ops.{name}")
-            module.row_product = lambda x, y: module.contract(x, y, (0, 0))
+            module.row_product = functools.partial(contract, axes=(0, 0))
 
 
 if __name__ == "__main__":

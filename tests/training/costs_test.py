@@ -54,7 +54,7 @@ def measure(name: str) -> dict[str, float]:
     config, arrays, options = shapes()[name]
     rule = make_optimizer(OptimizerConfig(), lambda count: 1e-3)
     abstract = jax.eval_shape(lambda: init_state(lambda key: init_params(config, key), rule, 0))
-    state = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), abstract)
+    state = jax.device_put(jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), abstract))
     shape = next(reversed(arrays.values()))
     batch = {name: np.ones(s, np.int32) for name, s in arrays.items()}
     batch |= {"mask" if name == "tokens" else f"{name}_mask": np.ones(s, bool) for name, s in arrays.items()}
@@ -89,7 +89,7 @@ def counts() -> dict[str, dict[str, float]]:
 def test_a_step_costs_what_it_did(name: str) -> None:
     stored = json.loads(TABLE.read_text())["releases"]
     if release() not in stored:
-        pytest.skip(f"nothing was compared: the table has counts for jax {', '.join(sorted(stored))}, and jax {release()} "
+        pytest.skip(f"nothing was compared: the table has counts for jax {', '.join(sorted(stored))}, and {release()} "
                     f"fuses in its own way. Run python tests/training/{Path(__file__).name} to add its counts")
     for kind, expected in stored[release()][name].items():
         found = counts()[name][kind]
