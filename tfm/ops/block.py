@@ -73,7 +73,8 @@ class Chunk:
             return inside & rule.visible(query, key)
 
         def half(tokens: tuple[jax.Array, jax.Array]) -> jax.Array:
-            return inside & rule.visible(dataclasses.replace(query, positions=tokens[0], index=tokens[1]), key)
+            seen = inside & rule.visible(dataclasses.replace(query, positions=tokens[0], index=tokens[1]), key)
+            return jnp.broadcast_to(seen, (*seen.shape[:-2], length // 2, seen.shape[-1]))
 
         positions = query.positions.reshape(-1, 2, length // 2).swapaxes(0, 1)
         halves = lax.map(half, (positions, index.reshape(2, -1)))
