@@ -254,6 +254,15 @@ def test_drawn_rules(data, lengths, seed):
         np.testing.assert_allclose(got.astype(jnp.float32), x.grad.numpy(), atol=2 * tolerance)
 
 
+def test_rules_of_keys_alone():
+    """They say nothing of queries; blocks of an even size."""
+    made = arrays(8, 8)[:3]
+    valid = np.array([[True] * 5 + [False] * 3, [True] * 7 + [False]])
+    output = attention(*made, mask=Padding(valid), implementation="blockwise", block_size=4)
+    right = written_out(*(torch.from_numpy(x).double() for x in made), seen=valid[:, None, None])
+    np.testing.assert_allclose(output, right, atol=2e-6)
+
+
 @pytest.mark.parametrize("implementation", ["dense", "blockwise"])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(jnp.bfloat16, 0.02), (jnp.float16, 0.003)])
 def test_half_precision_in_float32_sums(implementation, dtype, tolerance):
