@@ -60,7 +60,7 @@ def smoothed_loss(config: ModelConfig, smoothing: float, params: Any, batch: Bat
 
 
 def train_pairs(config: ModelConfig, *, smoothing: float, steps: int, seed: int = 0) -> tuple[Any, Any]:
-    """(last parameters, mean of the parameters over the last tenth of the updates), by Adam and the paper's schedule."""
+    """(last parameters, their mean over the last tenth of the updates), by Adam and the paper's schedule."""
     paper = warmup_inverse_sqrt(BASE.d_model, warmup_steps=100)
     last, mean, _ = fit_average(partial(smoothed_loss, config, smoothing), init_params(config, jax.random.key(seed)),
                                 draw_pairs, steps=steps, average_from=steps - steps // 10, seed=seed,
