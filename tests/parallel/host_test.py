@@ -22,27 +22,6 @@ for _ in range(8):
 print(faults() - before)
 """
 
-PEAK_OVER_TEMPORARY = """
-import resource
-from tfm.parallel.host import keep_freed_memory, run_in_turn
-keep_freed_memory()
-assert run_in_turn()
-import jax, jax.numpy as jnp
-def step(x):  # its temporary memory is a matrix of x's rows, many times x
-    wide = jnp.sin(x[:, None] + x)
-    return x + 1e-6 * (wide @ jnp.cos(wide)).sum(1)
-step = jax.jit(step, donate_argnums=0)
-x = jnp.ones(2048)
-program = step.lower(x).compile()
-temporary = program.memory_analysis().temp_size_in_bytes / 1024
-peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-before = peak()
-for _ in range(16):
-    x = program(x)
-    x.block_until_ready()
-print((peak() - before) / temporary)
-"""
-
 glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the settings are glibc's")
 
 
@@ -60,13 +39,14 @@ def test_freed_memory_is_used_again_without_new_pages() -> None:
     assert _faults("keep") < 0.01 * pages
 
 
-@glibc
-def test_steps_share_one_block_of_temporary_memory() -> None:
-    """Each program's block is freed before the next asks for one."""
-    environment = {name: value for name, value in os.environ.items() if "MALLOC" not in name and name != "XLA_FLAGS"}
-    run = subprocess.run([sys.executable, "-c", PEAK_OVER_TEMPORARY], env=environment, capture_output=True, text=True,
-                         check=True)
-    assert float(run.stdout) < 3.0  # 4 to 8 where programs overlap
+def test_one_device_ends_a_program_before_the_next() -> None:
+    code = """
+import jax, tfm.parallel.host as host
+assert host.run_in_turn()
+assert jax.config.read("jax_cpu_enable_async_dispatch") is False
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
 
 
 def test_several_devices_run_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
