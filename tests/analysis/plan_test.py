@@ -94,13 +94,13 @@ def test_flops_of_presets_are_those_of_the_traced_step(name):
     config = getattr(presets, name)()
     config = dataclasses.replace(config, encoder_layers=min(2, config.encoder_layers), dropout_rate=0.0,
                                  decoder_layers=min(2, config.decoder_layers), attention_implementation="dense")
-    ids = jax.ShapeDtypeStruct((2, 64), jnp.int32)
+    ids = jax.ShapeDtypeStruct((4, 128), jnp.int32)
     texts = {"source": ids, "target": ids} if config.is_encoder_decoder else {"tokens": ids}
-    batch = texts | {"labels": ids, "weights": jax.ShapeDtypeStruct((2, 64), jnp.float32)}
+    batch = texts | {"labels": ids, "weights": jax.ShapeDtypeStruct((4, 128), jnp.float32)}
     loss = make_loss(build(config), config, smoothing=0.1)
     params = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
     counted = matmul_flops(jax.grad(lambda params, batch: loss(params, batch, None)["loss"]), params, batch)
-    flops = training_flops(config, 2, 64, dense=True)
+    flops = training_flops(config, 4, 128, dense=True)
     assert sum(flops[part] for part in PARTS if part != "softmax") == pytest.approx(counted, rel=0.01)
 
 
