@@ -148,10 +148,15 @@ def test_invalid_bytes_can_be_replaced():
 SCRIPT = Path(__file__).parents[2] / "decode.py"
 
 
+COMMAND = [sys.executable, "-c", "import os, signal, sys\nsignal.signal(signal.SIGINT, signal.SIG_DFL)\n"
+           "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])", str(SCRIPT)]
+"""`python decode.py` that hears Ctrl-C: a shell lets its background commands, and what they start, ignore SIGINT."""
+
+
 @pytest.fixture
 def running(tiny_run):
     """The command as a process of its own, one line at a time."""
-    command = [sys.executable, str(SCRIPT), str(tiny_run), "--max-length", "4", "--beam-size", "1", "--batch-size", "1"]
+    command = [*COMMAND, str(tiny_run), "--max-length", "4", "--beam-size", "1", "--batch-size", "1"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         yield process
         process.kill()
@@ -178,6 +183,6 @@ def test_ctrl_c_keeps_what_is_done_and_is_one_line(running):
 
 def test_ctrl_c_while_modules_are_imported_is_one_line(tmp_path):
     (tmp_path / "jax.py").write_text("import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(300)\n")
-    found = subprocess.run([sys.executable, str(SCRIPT), "run"], capture_output=True, timeout=300,
+    found = subprocess.run([*COMMAND, "run"], capture_output=True, timeout=300,
                            env={**os.environ, "PYTHONPATH": str(tmp_path)})
     assert (found.returncode, found.stderr) == (130, b"interrupted\n")
