@@ -90,8 +90,9 @@ def draw(rows: list[dict], machine: dict, path: str) -> None:
     for axes, name in zip(panels, SIZES, strict=False):
         chosen = [row for row in rows if row["varied"] == name]
         axes.plot([row[name] for row in chosen], [row["tokens_per_s"] for row in chosen], "o-")
-        axes.set(xscale="log", yscale="log", xlabel=name, ylabel="tokens/s")
+        axes.set(xscale="log", yscale="log", xlabel=name, ylabel="tokens/s", ylim=(1000, 50_000))
         axes.set_xticks([row[name] for row in chosen], [str(row[name]) for row in chosen])
+        axes.set_yticks([1000, 2000, 5000, 10_000, 20_000, 50_000], ["1k", "2k", "5k", "10k", "20k", "50k"])
         axes.minorticks_off()
         axes.grid(alpha=0.3, which="both")
     roof, x = panels[-1], np.geomspace(1, 300, 100)
@@ -99,7 +100,9 @@ def draw(rows: list[dict], machine: dict, path: str) -> None:
     for name in SIZES:
         chosen = [row for row in rows if row["varied"] == name]
         roof.plot([row["flops_per_byte"] for row in chosen], [row["gflops"] for row in chosen], "o", label=name)
-    roof.set(xscale="log", yscale="log", xlabel="FLOPs per byte moved", ylabel="GFLOP/s")
+    roof.set(xscale="log", yscale="log", xlabel="FLOPs per byte moved", ylabel="GFLOP/s", xlim=(2, 200))
+    roof.set_yticks([100, 200, 300, 500], ["100", "200", "300", "500"])
+    roof.minorticks_off()
     roof.grid(alpha=0.3)
     roof.legend()
     figure.savefig(path, dpi=100)

@@ -28,6 +28,7 @@ _ENDLESS = 1 << 60
 _PREFETCH = 4
 _HELD_OUT_BUCKETS = 6  # where the config leaves their number open
 _LITTLE_PADDING = 0.1
+_MANY_EXAMPLES = 20_000  # are enough to tell how much padding a number of buckets leaves
 
 
 class TrainIterator(Iterator[Batch]):
@@ -137,16 +138,18 @@ def choose_buckets(sides: np.ndarray, data: DataConfig, count: int | None) -> li
       data: its `max_length` bounds them.
       count: most buckets; None: of 1, 2, 4, ... 32 the first number that keeps padding under a tenth.
     """
-    if count is None:
-        found = choose_buckets(sides, data, 1)
-        for more in (2, 4, 8, 16, 32):
-            if padding_of(sides, found) < _LITTLE_PADDING:
-                break
-            found = choose_buckets(sides, data, more)
-        return found
+    count = _enough_buckets(sides, data) if count is None else count
     if sides.shape[1] == 2:
         return [*choose_sides(sides, count)]
     return [(length,) for length in choose_lengths(sides[:, 0], count, data.max_length)]
+
+
+def _enough_buckets(sides: np.ndarray, data: DataConfig) -> int:
+    some = sides[::len(sides) // _MANY_EXAMPLES + 1]
+    for count in (1, 2, 4, 8, 16):
+        if padding_of(some, choose_buckets(some, data, count)) < _LITTLE_PADDING:
+            return count
+    return 32
 
 
 class _BatchMaker:
