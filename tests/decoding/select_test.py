@@ -52,3 +52,16 @@ def test_the_ends_of_the_interval_draw_possible_tokens():
     x = jnp.array([[-jnp.inf, 0.0, -jnp.inf, 1.0, -jnp.inf]])
     assert select.draw(x, jnp.zeros(1)).tolist() == [1]
     assert select.draw(x, jnp.array([np.nextafter(np.float32(1), np.float32(0))])).tolist() == [3]
+
+
+@pytest.mark.parametrize("kind", ["normal", "ties", "mostly forbidden"])
+@pytest.mark.parametrize("offset", [0.0, -1e4, 1e4])
+def test_log_sum_exp_is_float64s(kind, offset):
+    x = rows(kind, 1000) + np.float32(offset)
+    wide = x.astype(np.float64)
+    expected = wide.max(-1) + np.log(np.exp(wide - wide.max(-1, keepdims=True)).sum(-1))
+    np.testing.assert_allclose(jax.jit(select.log_sum_exp)(x), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_log_sum_exp_of_nothing_is_minus_infinity():
+    assert np.isneginf(select.log_sum_exp(jnp.full((2, 9), -jnp.inf))).all()

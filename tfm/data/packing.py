@@ -77,7 +77,7 @@ def packed_sides(sides: np.ndarray, max_length: int, most: int) -> tuple[int, ..
     several = sides.shape[1] > 1 and 3 * totals.max() < len(sides) * max_length
     wide = 1.25 * max_length if several else max_length
     unit = min(max(wide, float((longest / shares).max())), 1.5 * max_length, max(most, max_length))
-    return tuple(max(int(most), round(unit * float(share))) for most, share in zip(longest, shares, strict=True))
+    return tuple(max(int(least), round(unit * float(share))) for least, share in zip(longest, shares, strict=True))
 
 
 def _derived(example: Mapping[str, np.ndarray]) -> tuple[str, ...]:

@@ -136,7 +136,7 @@ def choose_buckets(sides: np.ndarray, data: DataConfig, count: int | None) -> li
     Args:
       sides: lengths.
       data: its `max_length` bounds them.
-      count: most buckets; None: of 1, 2, 4, ... 32 the first number that keeps padding under a tenth.
+      count: most buckets; None: of 1, 2, 4, ... 32 the first number that keeps padding under a tenth, or 32.
     """
     count = _enough_buckets(sides, data) if count is None else count
     if sides.shape[1] == 2:

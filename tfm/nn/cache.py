@@ -280,8 +280,8 @@ def store(layer: KeyValue, key: jax.Array, value: jax.Array, plan: Plan) -> tupl
     """
     new = by_head(key, value)
     new = (quantize(new) if layer.key.dtype == jnp.int8 else new).replace(group=layer.group)
-    alone = layer.key.ndim == 3
-    if alone:
+    unbatched = layer.key.ndim == 3
+    if unbatched:
         new = jax.tree.map(lambda x: x[0], new)
     start, gather, keep = plan.start, plan.gather, plan.keep
     if gather is not None:
@@ -294,7 +294,7 @@ def store(layer: KeyValue, key: jax.Array, value: jax.Array, plan: Plan) -> tupl
         else:
             after = _along_slots(lambda axis, old, add: _write(old, add, start, axis), layer, new)
         seen = after
-    return after, dequantize(jax.tree.map(lambda x: x[None], seen) if alone else seen, key.dtype)
+    return after, dequantize(jax.tree.map(lambda x: x[None], seen) if unbatched else seen, key.dtype)
 
 
 def _along_slots(change: Callable[..., jax.Array], *layers: KeyValue) -> KeyValue:

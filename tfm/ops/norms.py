@@ -1,6 +1,7 @@
 """LayerNorm and RMSNorm as functions of arrays, with float32 statistics whatever the input's type.
 
 The backward pass keeps x and two numbers of each row, its mean and 1 / deviation, and no other array of its shape.
+There is no forward-mode derivative (`jax.jvp`).
 """
 
 from __future__ import annotations
