@@ -4,22 +4,28 @@
     python benchmarks/attention.py --lengths 131072 --heads 1 --implementations blockwise
 
 Every implementation runs in a process of its own; the processes of one line of the table take turns, so that a slow
-spell of the machine falls on all of them.  Quote ratios between the rows of one run, not times.
+spell of the machine falls on all of them.  A turn begins when the machine is idle, since a process goes on freeing
+gigabytes after its answer.  Quote ratios between the rows of one run, not times.  `torch-tuned` is torch with the fast
+path of its math library on any x86 processor (which needs a C compiler here) and huge pages.
 """
 
 import argparse
 import ctypes
 import json
+import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 
+from torch_tuned import HUGE_PAGES, fast_path
+
 LENGTHS = [1024, 2048, 4096, 8192]
 PATTERNS = ["causal", "window", "longformer", "bigbird", "linear"]
-IMPLEMENTATIONS = ["blockwise", "causal-only", "plain", "jax.nn", "torch"]
-SECONDS = 2.0  # spent on each measurement, at least three calls
+IMPLEMENTATIONS = ["blockwise", "causal-only", "plain", "jax.nn", "torch", "torch-tuned"]
+SECONDS = 0.8  # of a turn, at least one call
 
 
 def main() -> None:
@@ -38,11 +44,12 @@ def main() -> None:
     if arguments.worker:
         serve(**json.loads(arguments.worker))
         return
-    peak = run_alone(dict(implementation="peak", dtype=arguments.dtype))["gflops"]
-    print(json.dumps(dict(bench="peak", dtype=arguments.dtype, gflops=peak)), flush=True)
-    for case in cases(arguments):
-        for row in measure(case, arguments, peak):
-            print(json.dumps(row), flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        peak = run_alone(dict(implementation="peak", dtype=arguments.dtype), folder)["gflops"]
+        print(json.dumps(dict(bench="peak", dtype=arguments.dtype, gflops=peak)), flush=True)
+        for case in cases(arguments):
+            for row in measure(case, arguments, peak, folder):
+                print(json.dumps(row), flush=True)
 
 
 def cases(arguments: argparse.Namespace) -> Iterator[dict]:
@@ -52,7 +59,7 @@ def cases(arguments: argparse.Namespace) -> Iterator[dict]:
                 yield dict(length=length, pattern=pattern, mode=mode, heads=arguments.heads, dtype=arguments.dtype)
 
 
-def measure(case: dict, arguments: argparse.Namespace, peak: float) -> Iterator[dict]:
+def measure(case: dict, arguments: argparse.Namespace, peak: float, folder: str) -> Iterator[dict]:
     """Lets the implementations of one case take turns; a row for each."""
     stored = case["heads"] * case["length"] ** 2 * 4 * (4 if case["mode"] == "both" else 2) / 2**30
     workers, rows = {}, {}
@@ -62,7 +69,7 @@ def measure(case: dict, arguments: argparse.Namespace, peak: float) -> Iterator[
         if name in ("plain", "jax.nn") and stored > arguments.max_gib:
             yield dict(bench="attention", **case, implementation=name, left_out=f"{stored:.0f} GiB of scores")
             continue
-        workers[name] = Worker(dict(case, implementation=name, block_size=arguments.block_size))
+        workers[name] = Worker(dict(case, implementation=name, block_size=arguments.block_size), folder)
     for _ in range(arguments.repeats):
         for name, worker in workers.items():
             rows.setdefault(name, []).append(worker.ask())
@@ -84,9 +91,11 @@ def measure(case: dict, arguments: argparse.Namespace, peak: float) -> Iterator[
 class Worker:
     """A process with one compiled function; each question makes it run once or more."""
 
-    def __init__(self, settings: dict) -> None:
+    def __init__(self, settings: dict, folder: str) -> None:
         command = [sys.executable, __file__, "--worker", json.dumps(settings)]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        tuned = fast_path(folder) | HUGE_PAGES if settings["implementation"] == "torch-tuned" else {}
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                                        env=os.environ | tuned)
         self.ready = self._read()
 
     def _read(self) -> dict:
@@ -96,6 +105,7 @@ class Worker:
         return json.loads(line)
 
     def ask(self) -> dict:
+        wait_until_idle()
         print("run", file=self.process.stdin, flush=True)
         return self._read()
 
@@ -104,8 +114,30 @@ class Worker:
         self.process.wait()
 
 
-def run_alone(settings: dict) -> dict:
-    worker = Worker(settings)
+def wait_until_idle(most: float = 10.0) -> None:
+    """Waits until the processors do nothing for a fifth of a second, at most so many seconds."""
+    end = time.monotonic() + most
+    before = busy_ticks()
+    while time.monotonic() < end:
+        time.sleep(0.2)
+        now = busy_ticks()
+        if now - before <= 1:
+            return
+        before = now
+
+
+def busy_ticks() -> int:
+    """Hundredths of a second that all processors together have worked so far; 0 where the system does not tell."""
+    try:
+        with open("/proc/stat") as file:
+            user, nice, system, _, _, *interrupts = map(int, file.readline().split()[1:9])
+    except OSError:
+        return 0
+    return user + nice + system + sum(interrupts)
+
+
+def run_alone(settings: dict, folder: str) -> dict:
+    worker = Worker(settings, folder)
     worker.close()
     return worker.ready
 
@@ -115,7 +147,7 @@ def serve(implementation: str, dtype: str, **case) -> None:
     if implementation == "peak":
         print(json.dumps(dict(gflops=round(matrix_product_peak(dtype), 1))), flush=True)
         return
-    make = torch_call if implementation == "torch" else jax_call
+    make = torch_call if implementation.startswith("torch") else jax_call
     call = make(implementation=implementation, dtype=dtype, **case)
     call()
     print(json.dumps(dict(flops=work(case))), flush=True)
@@ -125,7 +157,7 @@ def serve(implementation: str, dtype: str, **case) -> None:
         with open("/proc/self/clear_refs", "w") as file:
             file.write("5")
         start, count = time.perf_counter(), 0
-        while count == 0 or time.perf_counter() - start < SECONDS / 10:
+        while count == 0 or time.perf_counter() - start < SECONDS:
             call()
             count += 1
         seconds = (time.perf_counter() - start) / count

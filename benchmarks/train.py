@@ -30,6 +30,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from torch_tuned import HUGE_PAGES, fast_path
+
 TRANSLATION = ["tfm", "torch-eager", "torch-compile", "huggingface"]
 CASES: dict[str, dict[str, Any]] = {
     "small": dict(kind="translation", d_model=256, d_ff=1024, heads=4, layers=3, vocab=8000, batch=64, length=32),
@@ -122,9 +124,9 @@ class Worker:
         command = [sys.executable, os.path.abspath(__file__), "--worker", json.dumps(request)]
         environment = dict(os.environ, HF_HUB_OFFLINE="1", OMP_NUM_THREADS=str(threads))
         if "@" in request["implementation"]:
-            environment["LD_PRELOAD"] = fast_path(folder)
+            environment |= fast_path(folder)
         if request["implementation"].endswith("@tuned"):
-            environment["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"
+            environment |= HUGE_PAGES
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
                                         env=environment)
 
@@ -146,15 +148,6 @@ class Worker:
         assert self.process.stdin
         self.process.stdin.close()
         self.process.wait()
-
-
-def fast_path(folder: str) -> str:
-    """A library that makes torch's math library take its fastest kernels on processors of any maker."""
-    path = os.path.join(folder, "fast_path.so")
-    if not os.path.exists(path):
-        source = b"int mkl_serv_intel_cpu_true(void) { return 1; }"
-        subprocess.run(["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", path], input=source, check=True)
-    return path
 
 
 def serve(request: dict) -> None:

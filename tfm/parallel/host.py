@@ -10,9 +10,11 @@ from pathlib import Path
 import jax
 
 # Parameters of mallopt(3).
-_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -2, -3, -4, -8
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX, _ARENA_MAX = -1, -2, -4, -8
 _NEVER = -1
+_MADV_HUGEPAGE = 14  # advice of madvise(2)
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+_OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
 _TUNABLE = "glibc.malloc.hugetlb"
 
 
@@ -21,24 +23,52 @@ def keep_freed_memory() -> bool:
 
     By default glibc returns large blocks to the kernel as soon as they are free, and a training step asks for them
     again: 100,000 page faults and more a step. One heap that is never trimmed ends them; the resident memory
-    stays at its peak. Call it before the first large allocation. Where the user has set malloc by `MALLOC_...` or
+    stays at its peak. Where the kernel gives huge pages to those who ask, the heap asks, so that the processor looks
+    up fewer addresses. Call it before the first large allocation. Where the user has set malloc by `MALLOC_...` or
     `GLIBC_TUNABLES`, and without glibc, nothing is changed.
 
     Returns:
         whether the settings are in force.
 
-    Reference: mallopt(3), Linux manual pages.
+    Reference: mallopt(3) and madvise(2), Linux manual pages.
     """
     chosen = any(name.startswith("MALLOC_") for name in os.environ)
     if chosen or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "").replace(_TUNABLE, ""):
         return False
     if platform.system() != "Linux" or platform.libc_ver()[0] != "glibc":
         return False
-    mallopt = ctypes.CDLL(None).mallopt
-    # Older versions refuse a threshold above 32 MiB; then no block at all is mapped by itself.
-    whole = mallopt(_MMAP_THRESHOLD, 2**30) or mallopt(_MMAP_MAX, 0)
-    rest = [mallopt(_TRIM_THRESHOLD, _NEVER), mallopt(_TOP_PAD, 2**26), mallopt(_ARENA_MAX, 1)]
-    return bool(whole) and all(rest)
+    libc = ctypes.CDLL(None)
+    mallopt = libc.mallopt
+    one_heap = [mallopt(_MMAP_MAX, 0), mallopt(_ARENA_MAX, 1)]
+    if not all([*one_heap, mallopt(_TRIM_THRESHOLD, _NEVER), mallopt(_TOP_PAD, 2**26)]):
+        return False
+    if "[madvise]" in _read(_HUGE_PAGES) and _TUNABLE not in os.environ.get("GLIBC_TUNABLES", ""):
+        _ask_for_huge_pages(libc)
+    return True
+
+
+def _ask_for_huge_pages(libc: ctypes.CDLL) -> None:
+    """Extend the heap by half of the machine's memory, as addresses alone, and ask for huge pages behind them."""
+    if _read(_OVERCOMMIT).strip() == "2":  # there, addresses count as memory
+        return
+    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    libc.free.argtypes = [ctypes.c_void_p]
+    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    page = os.sysconf("SC_PAGE_SIZE")
+    size = os.sysconf("SC_PHYS_PAGES") // 2 * page
+    block = libc.malloc(size)
+    if block:
+        start = -(-block // page) * page
+        libc.madvise(start, size - page, _MADV_HUGEPAGE)
+    libc.free(block)
+
+
+def _read(path: Path) -> str:
+    """A setting of the kernel, empty where there is none."""
+    try:
+        return path.read_text(encoding="ascii")
+    except OSError:
+        return ""
 
 
 def run_in_turn() -> bool:
@@ -60,17 +90,13 @@ def run_in_turn() -> bool:
 
 
 def huge_pages_hint() -> str | None:
-    """One line on how to start this program with huge pages, where the kernel offers them and malloc uses none.
+    """One line for the owner of a machine whose kernel gives no huge pages, not even to those who ask for them.
 
     Example:
         >>> hint = huge_pages_hint()
         >>> hint is None or hint.startswith("huge pages")
         True
     """
-    try:
-        choices = _HUGE_PAGES.read_text(encoding="ascii")
-    except OSError:
+    if "[never]" not in _read(_HUGE_PAGES):
         return None
-    if "[madvise]" not in choices or _TUNABLE in os.environ.get("GLIBC_TUNABLES", ""):
-        return None
-    return f"huge pages are off for this process; GLIBC_TUNABLES={_TUNABLE}=1 in its environment can speed up a CPU"
+    return f"huge pages are off on this machine; as root, `echo madvise > {_HUGE_PAGES}` can speed up a CPU"
