@@ -13,9 +13,10 @@ transformers their rows say so.
 Names: `tfm` is the library as its commands run it. `tfm-without-A+B` switches techniques off, `tfm-only-A` all others;
 they are hash (dropout bits by counter hash; else threefry), projection (its own backward pass; else JAX's), loss (fused
 cross-entropy; else logits written out), norm (its own backward pass; else JAX's), narrow (bfloat16 operands turned over
-for products over rows; else XLA multiplies float32 copies) and malloc (freed memory kept). A peer's name may end in
-`@tuned`: its math library's fast path on any x86 processor (which needs a C compiler here) and huge pages; or in
-`@kept`: the fast path and the same malloc settings as tfm. `-bf16` multiplies in bfloat16.
+for products over rows; else XLA multiplies float32 copies) and malloc (freed memory kept, on huge pages). A peer's
+name may end in `@tuned`: its math library's fast path on any x86 processor (which needs a C compiler here) and huge
+pages; or in `@kept`: the fast path and freed memory kept. `-bf16` multiplies in bfloat16. The peak that shares are
+of is that of products of 2048 x 2048 matrices, which take turns with the rest.
 """
 
 import argparse
@@ -61,31 +62,32 @@ def main() -> None:
         serve(json.loads(arguments.worker))
         return
     with tempfile.TemporaryDirectory() as folder:
-        peak = Worker(dict(implementation="machine"), arguments.threads, folder)
-        machine = peak.receive()
-        peak.close()
-        print(json.dumps(dict(bench="machine", **machine)), flush=True)
         for case in arguments.cases:
             default = TRANSLATION if CASES[case]["kind"] == "translation" else ["tfm", "huggingface"]
-            for row in measure(case, arguments.implementations or default, arguments, machine, folder):
+            for row in measure(case, arguments.implementations or default, arguments, folder):
                 print(json.dumps(row), flush=True)
 
 
-def measure(case: str, names: list[str], arguments: argparse.Namespace, machine: dict, folder: str) -> list[dict]:
-    """One row for each implementation."""
+def measure(case: str, names: list[str], arguments: argparse.Namespace, folder: str) -> list[dict]:
+    """A row for the machine, whose peak takes its turn as the others do, and one for each implementation."""
     workers, ready, seconds = {}, {}, {name: [] for name in names}
+    peak = Worker(dict(implementation="machine"), arguments.threads, folder)
+    about, peaks = peak.receive(), []
     for name in names:  # one after the other: each builds and compiles alone
         workers[name] = Worker(dict(case=case, implementation=name), arguments.threads, folder)
         ready[name] = workers[name].receive()
     for _ in range(arguments.turns):
+        peaks.append(peak.ask({}))
         for name, worker in workers.items():
             if "error" not in ready[name]:
                 ready[name] |= worker.ask(dict(steps=arguments.steps))
                 seconds[name] += ready[name].pop("seconds", [])
-    for worker in workers.values():
+    for worker in (peak, *workers.values()):
         worker.close()
-    return [row(case, name, ready[name], seconds[name], statistics.median(seconds[names[0]] or [0.0]), machine)
-            for name in names]
+    machine = {name: statistics.median(turn[name] for turn in peaks) for name in peaks[0]}
+    first = statistics.median(seconds[names[0]] or [0.0])
+    return [dict(bench="machine", case=case, **about, **machine),
+            *(row(case, name, ready[name], seconds[name], first, machine) for name in names)]
 
 
 def case_of(name: str) -> dict:
@@ -159,7 +161,7 @@ def serve(request: dict) -> None:
         print(json.dumps(answer), file=replies, flush=True)
 
     if request["implementation"] == "machine":
-        return reply(measure_machine())
+        return serve_peak(reply)
     try:
         start = time.perf_counter()
         step, parameters = make(request["implementation"], case_of(request["case"]))
@@ -181,22 +183,30 @@ def serve(request: dict) -> None:
                    peak_mib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024))
 
 
-def measure_machine() -> dict:
-    """The peak of matrix products as XLA reaches it here."""
+def serve_peak(reply: Callable[[dict], None]) -> None:
+    """Answer each request with the best of some matrix products, as XLA reaches it here, in FLOP/s."""
     import jax
     import jax.numpy as jnp
 
     size = 2048
-    found: dict[str, Any] = dict(device=jax.devices()[0].device_kind, cores=os.cpu_count())
     product = jax.jit(lambda x: jnp.matmul(x, x, preferred_element_type=jnp.float32))
-    for dtype in ("float32", "bfloat16"):
-        x, seconds = jnp.ones((size, size), dtype), []
-        for _ in range(8):
-            start = time.perf_counter()
-            jax.block_until_ready(product(x))
-            seconds.append(time.perf_counter() - start)
-        found[f"flops_{dtype}"] = round(2 * size**3 / min(seconds[1:]))
-    return found
+    operands = {dtype: jnp.ones((size, size), dtype) for dtype in ("float32", "bfloat16")}
+
+    def measure() -> dict:
+        best = {}
+        for dtype, x in operands.items():
+            seconds = []
+            for _ in range(8):
+                start = time.perf_counter()
+                jax.block_until_ready(product(x))
+                seconds.append(time.perf_counter() - start)
+            best[f"flops_{dtype}"] = round(2 * size**3 / min(seconds))
+        return best
+
+    measure()
+    reply(dict(device=jax.devices()[0].device_kind, cores=os.cpu_count()))
+    for _ in sys.stdin:
+        reply(measure())
 
 
 def make(name: str, work: dict) -> tuple[Step, int]:
@@ -249,12 +259,16 @@ def make_tfm(name: str, work: dict) -> tuple[Step, int]:
     """The library's own step, and its number of parameters."""
     import jax
 
+    from tfm.parallel.host import move_to_huge_pages
+
     update, state, inputs = tfm_step(name, work)
 
     def run(number: int) -> float:
         nonlocal state
         state, metrics = update(state, inputs[number % len(inputs)])
         jax.block_until_ready(state)
+        if number == 1 and "malloc" in techniques_of(name):
+            move_to_huge_pages()  # as a long run does after a minute
         return float(metrics["loss"]) / float(metrics["weight"])
 
     return run, sum(x.size for x in jax.tree.leaves(state.params))

@@ -24,7 +24,7 @@ from tfm.data import Splits, Tokenizer, build_tokenizer, class_names, load_split
 from tfm.models.adapters import split_params, trainable
 from tfm.parallel.compilation import enable_compilation_cache
 from tfm.parallel.exchange import first_alone, is_first, wait_for_all
-from tfm.parallel.host import huge_pages_hint, keep_freed_memory, run_in_turn
+from tfm.parallel.host import huge_pages_hint, huge_pages_later, keep_freed_memory, run_in_turn
 from tfm.parallel.mesh import make_mesh, use_mesh
 from tfm.parallel.processes import together
 from tfm.parallel.rules import sharding_table
@@ -69,7 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run_training(options: TrainOptions, arguments: Sequence[str]) -> int:
     """Train as the options say; give the exit code."""
     require(options.profile >= 0, "--profile", options.profile, "it is a number of steps, 0 or more")
-    keep_freed_memory()
+    if keep_freed_memory():
+        huge_pages_later()
     enable_compilation_cache()
     options.processes.start()
     run_in_turn()

@@ -1,5 +1,6 @@
 """Dropout whose bits come from a counter hash: cheap enough to be made again in the backward pass."""
 
+import functools
 from typing import Literal
 
 import jax
@@ -46,11 +47,8 @@ def hash_bits(key: jax.Array, *coordinates: jax.Array) -> jax.Array:
     """
     if not coordinates:
         raise ValueError("hash_bits needs one coordinate at least, got none")
-    first, second = _seed(key)
-    *outer, row, column = (jnp.uint32(0), *coordinates) if len(coordinates) == 1 else coordinates
-    for coordinate in outer:
-        first, second = _mix(_u32(coordinate) * _ROW + first, second), _mix(_u32(coordinate) * _COLUMN + second, first)
-    return _mix(_u32(row) * _ROW + _u32(column) * _COLUMN + first, second)
+    words = jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
+    return _hash(words, *map(_u32, coordinates))
 
 
 def keep_mask(key: jax.Array, rate: float, *coordinates: jax.Array) -> jax.Array:
@@ -119,9 +117,17 @@ def _check_rate(rate: float) -> None:
         raise ValueError(f"dropout rate must be in [0, 1), got {rate}")
 
 
-def _seed(key: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Two words that depend on every bit of the key."""
-    words = jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
+@functools.partial(jax.jit, inline=True)  # traced once for all the arrays of one shape
+def _hash(words: jax.Array, *coordinates: jax.Array) -> jax.Array:
+    first, second = _seed(words)
+    *outer, row, column = (jnp.uint32(0), *coordinates) if len(coordinates) == 1 else coordinates
+    for coordinate in outer:
+        first, second = _mix(coordinate * _ROW + first, second), _mix(coordinate * _COLUMN + second, first)
+    return _mix(row * _ROW + column * _COLUMN + first, second)
+
+
+def _seed(words: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Two words that depend on every bit of a key's."""
     first, second = jnp.uint32(0x243F6A88), jnp.uint32(0x85A308D3)
     for word in words.reshape(-1):
         first, second = _mix(word * _ROW + first, second), _mix(word * _COLUMN + second, first)

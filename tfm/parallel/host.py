@@ -5,17 +5,21 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import threading
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
 
-# Parameters of mallopt(3).
+# Parameters of mallopt(3), and an advice of madvise(2).
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX, _ARENA_MAX = -1, -2, -4, -8
 _NEVER = -1
-_MADV_HUGEPAGE = 14  # advice of madvise(2)
+_MADV_COLLAPSE = 25
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-_OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
-_TUNABLE = "glibc.malloc.hugetlb"
+HUGE_PAGE = 2**21
+PAUSES = 60.0, 240.0
+"""Seconds before the heap is first moved to huge pages, and before what has come since is moved."""
 
 
 def keep_freed_memory() -> bool:
@@ -23,50 +27,76 @@ def keep_freed_memory() -> bool:
 
     By default glibc returns large blocks to the kernel as soon as they are free, and a training step asks for them
     again: 100,000 page faults and more a step. One heap that is never trimmed ends them; the resident memory
-    stays at its peak. Where the kernel gives huge pages to those who ask, the heap asks, so that the processor looks
-    up fewer addresses. Call it before the first large allocation. Where the user has set malloc by `MALLOC_...` or
+    stays at its peak. Call it before the first large allocation. Where the user has set malloc by `MALLOC_...` or
     `GLIBC_TUNABLES`, and without glibc, nothing is changed.
 
     Returns:
         whether the settings are in force.
 
-    Reference: mallopt(3) and madvise(2), Linux manual pages.
+    Reference: mallopt(3), Linux manual pages.
     """
     chosen = any(name.startswith("MALLOC_") for name in os.environ)
-    if chosen or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "").replace(_TUNABLE, ""):
+    if chosen or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "").replace("glibc.malloc.hugetlb", ""):
         return False
     if platform.system() != "Linux" or platform.libc_ver()[0] != "glibc":
         return False
-    libc = ctypes.CDLL(None)
-    mallopt = libc.mallopt
+    mallopt = ctypes.CDLL(None).mallopt
     one_heap = [mallopt(_MMAP_MAX, 0), mallopt(_ARENA_MAX, 1)]
-    if not all([*one_heap, mallopt(_TRIM_THRESHOLD, _NEVER), mallopt(_TOP_PAD, 2**26)]):
-        return False
-    if "[madvise]" in _read(_HUGE_PAGES) and _TUNABLE not in os.environ.get("GLIBC_TUNABLES", ""):
-        _ask_for_huge_pages(libc)
-    return True
+    return all([*one_heap, mallopt(_TRIM_THRESHOLD, _NEVER), mallopt(_TOP_PAD, 2**26)])
 
 
-def _ask_for_huge_pages(libc: ctypes.CDLL) -> None:
-    """Extend the heap by half of the machine's memory, as addresses alone, and ask for huge pages behind them."""
-    if _read(_OVERCOMMIT).strip() == "2":  # there, addresses count as memory
-        return
-    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
-    libc.free.argtypes = [ctypes.c_void_p]
-    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    page = os.sysconf("SC_PAGE_SIZE")
-    size = os.sysconf("SC_PHYS_PAGES") // 2 * page
-    block = libc.malloc(size)
-    if block:
-        start = -(-block // page) * page
-        libc.madvise(start, size - page, _MADV_HUGEPAGE)
-    libc.free(block)
+def move_to_huge_pages() -> int:
+    """Ask the kernel to put the heap, as it is now, on huge pages: the processor then looks up fewer addresses.
+
+    For a heap that is kept (`keep_freed_memory`). It takes a second for each GiB or two, while other threads go on; a
+    long run gains that back, a short one would not. Linux 6.1 and later; elsewhere nothing happens.
+
+    Returns:
+        bytes that lie on huge pages now.
+
+    Reference: madvise(2), MADV_COLLAPSE, Linux manual pages.
+    """
+    heap = _heap()
+    if heap is None:
+        return 0
+    madvise = ctypes.CDLL(None).madvise
+    madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    starts = range(-(-heap[0] // HUGE_PAGE) * HUGE_PAGE, heap[1] - HUGE_PAGE, HUGE_PAGE)
+    return HUGE_PAGE * sum(madvise(start, HUGE_PAGE, _MADV_COLLAPSE) == 0 for start in starts)
+
+
+def huge_pages_later(pauses: Sequence[float] = PAUSES) -> threading.Thread:
+    """`move_to_huge_pages` after each pause, in a thread that ends with the program.
+
+    Args:
+        pauses: seconds.
+
+    Returns:
+        the thread.
+    """
+    def run() -> None:
+        for pause in pauses:
+            time.sleep(pause)
+            move_to_huge_pages()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread
+
+
+def _heap() -> tuple[int, int] | None:
+    """The addresses of the process's heap."""
+    for line in _read(Path("/proc/self/maps")).splitlines():
+        if line.endswith("[heap]"):
+            first, last = line.split()[0].split("-")
+            return int(first, 16), int(last, 16)
+    return None
 
 
 def _read(path: Path) -> str:
-    """A setting of the kernel, empty where there is none."""
+    """What a file of the kernel says, empty where there is none."""
     try:
-        return path.read_text(encoding="ascii")
+        return path.read_text(encoding="ascii", errors="replace")
     except OSError:
         return ""
 

@@ -100,7 +100,8 @@ def make_train_step(loss_fn: LossFn, optimizer: optax.GradientTransformation, *,
         gradients, sums = _summed_gradients(loss_of_trained, trained, batch, key, accumulate)
         weight = jnp.where(sums["weight"] > 0, sums["weight"], 1.0)
         with jax.named_scope("optimizer"):
-            gradients = jax.tree.map(lambda g: g / weight.astype(g.dtype), gradients)
+            # A division would be written out for the moments to read; a product becomes a part of what reads it.
+            gradients = jax.tree.map(lambda g: g * (1.0 / weight).astype(g.dtype), gradients)
             updates, opt_state = optimizer.update(gradients, state.opt_state, trained)
             trained = optax.apply_updates(trained, updates)
             params = join_params(trained, frozen)
