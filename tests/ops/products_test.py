@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tfm.ops.products import contract, row_product, turned
+from tfm.ops import products
+from tfm.ops.products import contract, row_product, times_matrix, turned
 from tfm.ops.projection import projection
 
 CPU = Path("/proc/cpuinfo")
@@ -29,6 +30,28 @@ def test_row_product_is_the_transposed_product(rows: int, inner: int, outer: int
     found = jax.jit(row_product)(x, y)
     assert found.dtype == jnp.float32
     np.testing.assert_allclose(found, np.float64(x).T @ np.float64(y), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("rows", [(1,), (1, 1), (2,), (2, 3)])
+@pytest.mark.parametrize("inner, outer", [(6, 5), (7, 4), (512, 256)])
+def test_times_matrix(rows: tuple[int, ...], inner: int, outer: int, dtype: jnp.dtype,
+                      monkeypatch: pytest.MonkeyPatch) -> None:
+    """A single row, in halves where their number is even, and several."""
+    monkeypatch.setattr(products, "LARGE", 0)
+    x, matrix = _normal((*rows, inner), dtype), _normal((inner, outer), dtype, 1)
+    found = times_matrix(x, matrix)
+    assert found.dtype == jnp.float32
+    np.testing.assert_allclose(found, np.float64(x) @ np.float64(matrix), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="about XLA's CPU backend")
+def test_a_single_row_is_multiplied_in_two_products_without_a_copy_of_the_matrix() -> None:
+    x, matrix = _normal((1, 1, 512), jnp.float32), _normal((512, 256), jnp.float32)
+    compiled = jax.jit(times_matrix).lower(x, matrix).compile()
+    assert re.search(r"f32\[2,1,256\]\S* dot\(", compiled.as_text())
+    memory = compiled.memory_analysis()
+    assert memory is not None and memory.temp_size_in_bytes < matrix.nbytes / 8
 
 
 @pytest.mark.parametrize("shape", [(3, 32), (4, 7), (1, 1), (5, 2), (0, 3), (2, 0)])

@@ -12,6 +12,7 @@ from tfm.config import ModelConfig
 from tfm.nn.embeddings import Embedding
 from tfm.nn.projection import embedding_initializer, scale_of
 from tfm.ops.narrow import narrow_projection
+from tfm.ops.products import times_matrix
 
 
 class OutputLogits(nn.Module):
@@ -74,7 +75,7 @@ def _product(hidden: jax.Array, matrix: jax.Array, scale: jax.Array | None) -> j
     """hidden [..., M] times the matrix [M, V]; float32."""
     if matrix.dtype in (jnp.bfloat16, jnp.int8):
         return narrow_projection(hidden, matrix, scale=scale)
-    return jnp.einsum("...M,MV->...V", hidden.astype(matrix.dtype), matrix, preferred_element_type=jnp.float32)
+    return times_matrix(hidden.astype(matrix.dtype), matrix).astype(jnp.float32)
 
 
 def check_ids(ids: jax.Array, name: str) -> None:

@@ -24,6 +24,36 @@ def contract(a: jax.Array, b: jax.Array, axes: tuple[int, int]) -> jax.Array:
     return jax.lax.dot_general(a, b, ((axes[:1], axes[1:]), ((), ())), preferred_element_type=wide)
 
 
+LARGE = 1 << 16
+"""From so many weights on, two cores multiply a row faster than one."""
+
+
+def times_matrix(x: jax.Array, matrix: jax.Array) -> jax.Array:
+    """Multiply the last axis of x by a matrix.
+
+    XLA's CPU backend multiplies a single row on one core, but the products of a batch on all of them. So the row is cut
+    in two, each half with its half of the matrix, which stays as it lies: x W = x_1 W_1 + x_2 W_2.
+
+    Args:
+        x: [..., in] float.
+        matrix: [in, out] float of x's type.
+
+    Returns:
+        [..., out], float32 or wider.
+
+    Example:
+        >>> times_matrix(jnp.array([[1.0, 2.0]]), jnp.array([[1.0, 0.0], [1.0, 3.0]])).tolist()
+        [[3.0, 6.0]]
+    """
+    size, features = matrix.shape
+    alone = x.size == size and size % 2 == 0 and matrix.size >= LARGE and jnp.finfo(x.dtype).bits >= 32
+    if not (alone and jax.default_backend() == "cpu"):
+        return contract(x, matrix, (x.ndim - 1, 0))
+    batched = (((2,), (1,)), ((0,), (0,)))
+    parts = jax.lax.dot_general(x.reshape(2, 1, size // 2), matrix.reshape(2, size // 2, features), batched)
+    return (parts[0] + parts[1]).reshape(*x.shape[:-1], features)
+
+
 def row_product(x: jax.Array, y: jax.Array) -> jax.Array:
     """Multiply two matrices over their rows, as the gradient of a weight matrix needs it: x^T y.
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from tfm.ops.products import contract, row_product
+from tfm.ops.products import contract, row_product, times_matrix
 
 
 def projection(x: jax.Array, kernel: jax.Array, bias: jax.Array | None = None, *,
@@ -45,7 +45,7 @@ def projection(x: jax.Array, kernel: jax.Array, bias: jax.Array | None = None, *
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def _product(x: jax.Array, kernel: jax.Array, bias: jax.Array | None, dtype: jnp.dtype) -> jax.Array:
-    y = contract(x, kernel.astype(dtype), (x.ndim - 1, 0))
+    y = times_matrix(x, kernel.astype(dtype))
     return (y if bias is None else y + bias.astype(y.dtype)).astype(dtype)
 
 
