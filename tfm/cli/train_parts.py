@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -102,13 +102,12 @@ class Parts:
         done = 0 if restored is None else int(restored.state.step)
         writer = MetricsWriter(self.folder, start_step=done) if is_first() else None
         peeked = Peeked(batches)
-        run = Run(config, self.folder, self.mesh, step, peeked, schedule, self.evaluation(), checkpoints,
+        run = Run(config, self.folder, self.mesh, step, peeked, schedule, None, checkpoints,
                   writer, self.reporter, watch, self.describe)
-        if restored is not None:
-            return run, restored.state
-        if jax.process_count() == 1:
+        if restored is None and jax.process_count() == 1:
             step.begin(shapes, run.place(peeked.first), self.mesh)
-        return run, self.new_state(fresh, shardings)
+        state = self.new_state(fresh, shardings) if restored is None else restored.state
+        return replace(run, evaluate=self.evaluation()), state
 
     def training_batches(self) -> TrainIterator:
         """This process's part of the training batches."""
