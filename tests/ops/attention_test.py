@@ -434,6 +434,28 @@ def test_window_visits_few_blocks():
     assert output.shape == x.shape and lse.shape == (1, 1, 32_768)
 
 
+@pytest.mark.parametrize(("rows", "heads", "key_heads"), [(2, 4, 4), (1, 16, 8)])
+def test_heads_apart(rows, heads, key_heads):
+    """A long window with dropout and a bias of each head and key: eight lanes, and the same numbers as dense."""
+    random = np.random.default_rng(5)
+    shapes = [(rows, 330, n, D) for n in (heads, key_heads, key_heads)] + [(1, heads, 330, 330)]
+    inputs = [jnp.asarray(random.standard_normal(x).astype(np.float32)) for x in shapes]
+    valid = random.random((rows, 330)) < 0.9
+
+    def loss(implementation, query, key, value, bias):
+        rule = masks.sliding_window(32) & Padding(valid)
+        how = dict(mask=rule, bias=bias, dropout_rate=0.1, dropout_key=KEY, implementation=implementation)
+        size = dict(block_size=16) if implementation == "blockwise" else {}
+        return (attention(query, key, value, **how, **size) * jnp.cos(query)).sum()
+
+    want, got = (
+        jax.jit(jax.value_and_grad(functools.partial(loss, x), argnums=(0, 1, 2, 3)))(*inputs)
+        for x in ("dense", "blockwise")
+    )
+    np.testing.assert_allclose(got[0], want[0], rtol=1e-5)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), got[1], want[1])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", [None, Causal(), masks.sliding_window(100), Window(20, 30)])
 def test_splash_attention_in_interpret_mode(rule):

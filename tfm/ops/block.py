@@ -23,6 +23,7 @@ class Chunk:
     """What every tile of a chunk of rows of the batch and heads has in common."""
 
     plan: Plan
+    size: tuple[int, int]  # rows of the batch and key heads, b and k
     scoring: Scoring
     batch: jax.Array  # [b]
     heads: jax.Array  # [h]
@@ -31,6 +32,36 @@ class Chunk:
     places: tuple[jax.Array, jax.Array]  # [n, block] of both sides; of the keys one block more, which nobody sees
     may_see: jax.Array | None  # [nq, nk + 1] bool
     dropout_key: Any
+
+    def lanes(self) -> list["Chunk"]:
+        """Parts whose operations cores can share, being kept apart: rows of the batch, in them key heads."""
+        (b, k), (rows, heads) = self.size, self.plan.lane
+        group, (row, head) = self.plan.group, self.first
+        return [
+            dataclasses.replace(
+                self,
+                size=self.plan.lane,
+                batch=self.batch[r : r + rows],
+                heads=self.heads[h * group : (h + heads) * group],
+                first=(row + np.int32(r), head + np.int32(h)),
+            )
+            for r in range(0, b, rows)
+            for h in range(0, k, heads)
+        ]
+
+    def split(self, x: jax.Array) -> list[jax.Array]:
+        """Each lane's part of an array broadcastable to [b, h, bq, n]."""
+        (b, k), (rows, heads) = self.size, self.plan.lane
+        x = x.reshape((1,) * (4 - x.ndim) + x.shape)
+        parts = [x] * (b // rows) if x.shape[0] == 1 else jnp.split(x, b // rows, 0)
+        across = k // heads
+        return [y for part in parts for y in ([part] * across if x.shape[1] == 1 else jnp.split(part, across, 1))]
+
+    def gather(self, parts: list[jax.Array], axes: tuple[int, int]) -> jax.Array:
+        """Puts the lanes' parts together; axes: of the rows of the batch and of the heads."""
+        across = self.size[1] // self.plan.lane[1]
+        rows = [jnp.concatenate(parts[n : n + across], axes[1]) for n in range(0, len(parts), across)]
+        return jnp.concatenate(rows, axes[0])
 
     def tokens(self, i: Array, columns: Array) -> tuple[Tokens, Tokens]:
         """The queries of block row i and the keys of some block columns [slots]."""
@@ -83,7 +114,7 @@ class Chunk:
 
     def take(self, x: jax.Array, i: Array, side: int) -> jax.Array:
         """Block i of one side, heads first: of [B, L, heads, D], [b*k, G*block, D] or, of the keys, [b*k, block, D]."""
-        (b, k), block = self.plan.chunk, self.plan.blocks[side]
+        (b, k), block = self.size, self.plan.blocks[side]
         group = 1 if side else self.plan.group
         (row, head), zero = self.first, np.int32(0)
         part = lax.dynamic_slice(x, (row, i * block, head * group, zero), (b, block, k * group, x.shape[-1]))
@@ -91,14 +122,14 @@ class Chunk:
 
     def take_lse(self, lse: jax.Array, i: Array) -> jax.Array:
         """Block i of [B, H, T]: [b*k, G*block, 1]."""
-        (b, k), block = self.plan.chunk, self.plan.blocks[0]
+        (b, k), block = self.size, self.plan.blocks[0]
         row, head = self.first
         part = lax.dynamic_slice(lse, (row, head * self.plan.group, i * block), (b, k * self.plan.group, block))
         return part.reshape(b * k, -1, 1)
 
     def put(self, x: jax.Array) -> jax.Array:
         """The inverse of `take`: [b*k, G*block, D] of the queries, or [b*k, block, D] -> [b, block, heads, D]."""
-        b, k = self.plan.chunk
+        b, k = self.size
         block = self.plan.blocks[0]
         x = x.reshape(b, k, self.plan.group, block, -1).transpose(0, 3, 1, 2, 4)
         return x.reshape(b, block, k * self.plan.group, -1)
@@ -117,21 +148,25 @@ def dot(x: jax.Array, y: jax.Array, axes: tuple[int, int], dtype: jnp.dtype) -> 
     return lax.dot_general(x, y, (((axes[0],), (axes[1],)), ((0,), (0,))), preferred_element_type=dtype)
 
 
-def visit(here: Chunk, i: Array, load: Callable, add: Callable, state: Any) -> Any:
+def visit(here: Chunk, i: Array, load: Callable, add: Callable, state: Any, apart: bool = False) -> Any:
     """Adds the tiles of a row of blocks to a state, those that the values empty left out.
 
     Args:
       load: (slot, column, state) -> state with a block of keys in a slot.
       add: (state, columns, masked) -> state with the tile of the blocks in the slots.
       state: goes on from row to row, as the slots do.
+      apart: each tile loads one block, and not in a loop, for which all lanes would have to wait.
     """
     tiles = here.plan.tiles
     columns, starts, load_starts, load_slots, load_columns = (jnp.asarray(x) for x in tiles)
 
     def step(t: Array, state: Any, masked: bool) -> Any:
-        state = lax.fori_loop(
-            load_starts[t], load_starts[t + 1], lambda n, s: load(load_slots[n], load_columns[n], s), state
-        )
+        if apart:
+            state = load(load_slots[t], load_columns[t], state)
+        else:
+            state = lax.fori_loop(
+                load_starts[t], load_starts[t + 1], lambda n, s: load(load_slots[n], load_columns[n], s), state
+            )
         if not masked or here.may_see is None:
             return add(state, columns[t], masked)
         some = here.may_see[i, columns[t]].any()
@@ -146,9 +181,9 @@ def visit(here: Chunk, i: Array, load: Callable, add: Callable, state: Any) -> A
     return state
 
 
-def empty_slots(plan: Plan, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+def empty_slots(here: Chunk, *arrays: jax.Array) -> tuple[jax.Array, ...]:
     """Slots for blocks of arrays [B, S, K, D]: [b*k, slots*block, D] each."""
-    rows, keys = plan.chunk[0] * plan.chunk[1], plan.slots * plan.blocks[1]
+    rows, keys = here.size[0] * here.size[1], here.plan.slots * here.plan.blocks[1]
     return tuple(vary_alike(jnp.zeros((rows, keys, x.shape[-1]), x.dtype), x) for x in arrays)
 
 
@@ -173,7 +208,7 @@ def make_chunks(plan: Plan, batch: int, scoring: Scoring, at: Sides, dropout_key
 
     def make(rows: jax.Array, heads: jax.Array, row: jax.Array, head: jax.Array) -> Chunk:
         mine = None if seen is None else (seen if len(seen) == 1 else seen[rows]).any(0)
-        return Chunk(plan, scoring, rows, heads, (row, head), blocked, index, mine, dropout_key)
+        return Chunk(plan, plan.chunk, scoring, rows, heads, (row, head), blocked, index, mine, dropout_key)
 
     return make, plan.chunks(batch)
 

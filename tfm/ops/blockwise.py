@@ -1,9 +1,9 @@
 """Attention block by block: exact, with memory linear in the length.
 
 The forward pass goes over the rows of blocks, tile by tile, and keeps, per query, the greatest score so far, the sum of
-exponentials and the weighted sum of values (the online softmax).  The backward pass (`blockwise_backward`) makes the
-weights again from the saved log-sum-exp.  Only blocks that the rule does not empty are visited; only tiles with partial
-ones are masked.
+exponentials and the weighted sum of values (the online softmax), of all heads at once or of each apart (`Plan.lane`).
+The backward pass (`blockwise_backward`) makes the weights again from the saved log-sum-exp.  Only blocks that the rule
+does not empty are visited; only tiles with partial ones are masked.
 
 Reference: Milakov and Gimelshein (2018), online normalizer; Rabe and Staats (2021); Dao et al. (2022), FlashAttention.
 """
@@ -147,21 +147,30 @@ def forward(
 
     def chunk(_: None, xs: tuple) -> tuple[None, tuple]:
         here = make_chunk(*xs)
+        lanes = here.lanes()
 
         def row(held: Any, i: Array) -> tuple[Any, tuple]:
-            q_i = here.take(q, i, 0) * jnp.asarray(factor, q.dtype)
-            state = None if plan.single and here.may_see is None else _start(q_i, v.shape[-1], dtype)
-            held, state = visit(
-                here,
-                i,
-                lambda slot, j, s: (put_keys(s[0], (here.take(k, j, 1), here.take(v, j, 1)), slot), s[1]),
-                lambda s, columns, masked: (s[0], _add(here, s[1], q_i, s[0], i, columns, masked)),
-                (held, state),
-            )
-            output, lse = _finish(state, query.dtype)
-            return held, (here.put(output), here.four(lse)[..., 0])
+            queries = [lane.take(q, i, 0) * jnp.asarray(factor, q.dtype) for lane in lanes]
 
-        return None, lax.scan(row, empty_slots(plan, k, v), jnp.arange(plan.counts[0], dtype=jnp.int32))[1]
+            def load(slot: Array, j: Array, state: tuple) -> tuple:
+                blocks = [(lane.take(k, j, 1), lane.take(v, j, 1)) for lane in lanes]
+                return [put_keys(x, y, slot) for x, y in zip(state[0], blocks, strict=True)], state[1]
+
+            def add(state: tuple, columns: Array, masked: bool) -> tuple:
+                seen = here.split(here.visible(i, columns)) if masked else [None] * len(lanes)
+                parts = zip(lanes, state[1], queries, state[0], seen, strict=True)
+                return state[0], [_add(*part[:4], i, columns, part[4]) for part in parts]
+
+            first = plan.single and here.may_see is None
+            start = [None if first else _start(q_i, v.shape[-1], dtype) for q_i in queries]
+            held, state = visit(here, i, load, add, (held, start), apart=len(lanes) > 1)
+            done = [_finish(x, query.dtype) for x in state]
+            output = here.gather([lane.put(x) for lane, (x, _) in zip(lanes, done, strict=True)], (0, 2))
+            lse = here.gather([lane.four(x)[..., 0] for lane, (_, x) in zip(lanes, done, strict=True)], (0, 1))
+            return held, (output, lse)
+
+        empty = [empty_slots(lane, k, v) for lane in lanes]
+        return None, lax.scan(row, empty, jnp.arange(plan.counts[0], dtype=jnp.int32))[1]
 
     _, (output, lse) = lax.scan(chunk, None, indices)
     return join(output, plan, 2)[:, : plan.lengths[0]], join(lse, plan, 1)[..., : plan.lengths[0]]
@@ -181,16 +190,19 @@ def _add(
     held: tuple,
     i: Array,
     columns: Array,
-    masked: bool,
+    seen: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The online softmax: weighted values, greatest score and sum of exponentials with a tile more; None: the first."""
+    """The online softmax: weighted values, greatest score and sum of exponentials with a tile more; None: the first.
+
+    `seen` says which queries see which keys, broadcastable to [b, h, bq, n]; None: all see all.
+    """
     keys, values = held
     dtype = accumulator(q_i, keys, values)
     scores = dot(q_i, keys, (2, 2), dtype)
-    if masked or not here.scoring.plain:
+    if seen is not None or not here.scoring.plain:
         scores = here.scores(here.four(scores), here.four(q_i), here.scoring, i, columns)
-        if masked:
-            scores = jnp.where(here.visible(i, columns), scores, NEGATIVE)
+        if seen is not None:
+            scores = jnp.where(seen, scores, NEGATIVE)
         scores = here.three(scores)
     greatest = scores.max(-1, keepdims=True)
     if state is not None:

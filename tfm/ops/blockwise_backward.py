@@ -63,13 +63,13 @@ def backward(
             return state._replace(query=None), here.put(state.query * factor).astype(query.dtype)
 
         zeros = _Sums(
-            held=empty_slots(plan, k, v),
+            held=empty_slots(here, k, v),
             owners=jnp.zeros(plan.slots, jnp.int32),
             fresh=jnp.zeros(plan.slots, bool),
             query=None,
-            slots=tuple(x.swapaxes(1, 2).astype(dtype) for x in empty_slots(plan, k, v)),
+            slots=tuple(x.swapaxes(1, 2).astype(dtype) for x in empty_slots(here, k, v)),
             keys=tuple(
-                jnp.zeros((plan.counts[1], len(x), x.shape[2], plan.blocks[1]), dtype) for x in empty_slots(plan, k, v)
+                jnp.zeros((plan.counts[1], len(x), x.shape[2], plan.blocks[1]), dtype) for x in empty_slots(here, k, v)
             ),
             free=d_free,
         )

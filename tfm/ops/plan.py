@@ -11,6 +11,8 @@ from tfm.ops.masks import EMPTY, FULL, PARTIAL, Rule, static_bounds
 from tfm.ops.tiles import MAX_ELEMENTS, Tiles, make_tiles
 from tfm.ops.tokens import Array, Tokens, spans
 
+LANES = 8, 16  # fewest and most lanes of a chunk
+MIN_ROWS = 16  # of blocks, for lanes
 BEYOND = np.iinfo(np.int32).max // 2
 
 
@@ -61,6 +63,18 @@ class Plan:
         """Every row of blocks has one tile."""
         starts = self.tiles.starts
         return bool((starts[:, 2] - starts[:, 0] == 1).all())
+
+    @cached_property
+    def lane(self) -> tuple[int, int]:
+        """The part of a chunk whose operations are kept apart: a row of the batch and a key head, or all of the chunk.
+
+        XLA's CPU backend lets cores share operations that wait for nothing where they are more than eight, and only
+        then.  Heads apart are so spread over them, each staying in its core's cache, for programs that are longer.
+        Done for long windows: tiles that each load one block of keys, one for each row of blocks.
+        """
+        apart = LANES[0] <= self.chunk[0] * self.chunk[1] <= LANES[1] and self.counts[0] >= MIN_ROWS
+        steady = apart and self.single and set(np.diff(self.tiles.load_starts).tolist()) == {1}
+        return (1, 1) if steady and jax.default_backend() == "cpu" else self.chunk
 
     def chunks(self, batch: int) -> tuple[np.ndarray, ...]:
         """Of each chunk: rows of the batch [C, b], query heads' numbers [C, h], first row and first key head [C]."""
