@@ -339,7 +339,7 @@ def switch_off(techniques: set[str]) -> None:
         return y if bias is None else y + bias.astype(dtype)
 
     def plain_loss(hidden: Any, embedding: Any, targets: Any, *, smoothing: float, weights: Any, bias: Any,
-                   softcap: Any) -> Any:
+                   softcap: Any, parts: Any) -> Any:
         logits = jnp.matmul(hidden, embedding.T.astype(hidden.dtype), preferred_element_type=jnp.float32)
         logits = logits if bias is None else logits + bias
         return jnp.sum(label_smoothed_cross_entropy(logits, targets, smoothing=smoothing, weights=weights))
