@@ -25,11 +25,15 @@ print(faults() - before)
 glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the settings are glibc's")
 
 
-def _faults(mode: str) -> int:
+def _output(code: str, *arguments: str) -> str:
+    """What a program prints in a process whose user has set nothing about malloc."""
     environment = {name: value for name, value in os.environ.items() if "MALLOC" not in name and "GLIBC" not in name}
-    run = subprocess.run([sys.executable, "-c", COUNT_FAULTS, mode], env=environment, capture_output=True, text=True,
-                         check=True)
-    return int(run.stdout)
+    return subprocess.run([sys.executable, "-c", code, *arguments], env=environment, capture_output=True, text=True,
+                          check=True).stdout
+
+
+def _faults(mode: str) -> int:
+    return int(_output(COUNT_FAULTS, mode))
 
 
 @glibc
@@ -74,9 +78,7 @@ host.huge_pages_later([0.0]).join()
 print(host.move_to_huge_pages() >> 10, huge() - before)
 assert block == bytearray(2**26)
 """
-    environment = {name: value for name, value in os.environ.items() if "MALLOC" not in name and "GLIBC" not in name}
-    run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    told, found = map(int, run.stdout.split())  # KiB
+    told, found = map(int, _output(code).split())  # KiB
     if not told:
         pytest.skip("this kernel cannot")
     assert found > 0.9 * 2**16 and told >= found
