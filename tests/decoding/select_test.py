@@ -63,5 +63,16 @@ def test_log_sum_exp_is_float64s(kind, offset):
     np.testing.assert_allclose(jax.jit(select.log_sum_exp)(x), expected, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("shift", [-1e4, -200.0, -80.0, 0.0, 20.0])
+def test_log_sum_exp_near_an_entry_is_float64s_however_far_it_is_from_the_largest(shift):
+    x = rows("mostly forbidden", 1000) + rows("normal", 1000)
+    x[:, 500] = shift
+    wide = x.astype(np.float64)
+    expected = wide.max(-1) + np.log(np.exp(wide - wide.max(-1, keepdims=True)).sum(-1))
+    found = jax.jit(lambda x: select.log_sum_exp(x, near=x[:, 500]))(x)
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-5)  # float32 holds 80 to 4e-6
+
+
 def test_log_sum_exp_of_nothing_is_minus_infinity():
+    assert np.isneginf(select.log_sum_exp(jnp.full((2, 9), -jnp.inf), near=jnp.full(2, -jnp.inf))).all()
     assert np.isneginf(select.log_sum_exp(jnp.full((2, 9), -jnp.inf))).all()

@@ -27,6 +27,19 @@ def test_an_id_outside_the_table_gives_nan_and_not_a_neighbour(bad):
     assert np.isnan(vectors[0, 1]).all() and not np.isnan(vectors[0, 0]).any()
 
 
+def test_a_table_narrowed_to_bfloat16_is_read_without_a_wide_copy():
+    table = np.random.default_rng(0).normal(size=(1000, 64)).astype(jnp.bfloat16)
+
+    def narrow(table, ids):
+        return Embedding(1000, 64).apply({"params": {"table": table}}, ids)
+
+    vectors = np.asarray(narrow(jnp.asarray(table), jnp.array([3, 1000, -1, 999])))
+    np.testing.assert_array_equal(vectors[[0, 2, 3]], np.asarray(table, np.float32)[[3, 999, 999]])
+    assert np.isnan(vectors[1]).all() and vectors.dtype == np.float32
+    program = jax.jit(narrow).lower(jnp.asarray(table), jnp.array([3])).compile()
+    assert program.memory_analysis().temp_size_in_bytes < table.size * 2
+
+
 def test_gradients_add_up_over_repeated_ids():
     gradient = jax.grad(lambda table: EMBEDDING.apply({"params": {"table": table}}, jnp.array([2, 2, 1])).sum())(TABLE)
     np.testing.assert_array_equal(gradient, np.array([0, 1, 2, 0])[:, None] * np.ones((4, 3)))

@@ -68,20 +68,23 @@ def test_a_users_own_settings_stay(monkeypatch: pytest.MonkeyPatch, name: str, v
 @glibc
 def test_the_heap_moves_to_huge_pages() -> None:
     code = """
+import numpy
 from tfm.parallel import host
 assert host.keep_freed_memory()
 def huge():
     return next(int(line.split()[1]) for line in open("/proc/self/smaps_rollup") if line.startswith("AnonHugePages"))
 block = bytearray(2**26)
+whole = numpy.ones(2**22, numpy.uint8)  # for which numpy gives the kernel an advice of its own: the heap is in parts
+late = bytearray(2**26)
 before = huge()
 host.huge_pages_later([0.0]).join()
 print(host.move_to_huge_pages() >> 10, huge() - before)
-assert block == bytearray(2**26)
+assert block == late == bytearray(2**26)
 """
     told, found = map(int, _output(code).split())  # KiB
     if not told:
         pytest.skip("this kernel cannot")
-    assert found > 0.9 * 2**16 and told >= found
+    assert found > 0.9 * 2**17 and told >= found
 
 
 def test_without_a_heap_nothing_moves(monkeypatch: pytest.MonkeyPatch) -> None:

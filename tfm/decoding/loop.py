@@ -129,7 +129,8 @@ class TokenSearch(ABC):
     ) -> TokenState:
         """Add token [B] to the active rows [B] bool; where no token is possible [B] bool they stop."""
         running = active & possible
-        log_prob = select.take(logits, token) - select.log_sum_exp(logits)
+        chosen = select.take(logits, token)
+        log_prob = chosen - select.log_sum_exp(logits, near=chosen)
         ended = running & is_eos(token, self.eos_ids)
         count = state.count + 1
         return replace(

@@ -67,16 +67,34 @@ def first_maximum(x: jax.Array) -> jax.Array:
     return top_k(x, 1)[1][:, 0]
 
 
-def log_sum_exp(x: jax.Array) -> jax.Array:
+def log_sum_exp(x: jax.Array, near: jax.Array | None = None) -> jax.Array:
     """log(sum(exp(x))) of each row, [..., V] -> [...]; -inf entries count nothing.
+
+    Args:
+        x: [..., V] float32.
+        near: [...] an entry of each row that is likely one of its largest, which saves looking for the largest. The
+            result does not depend on it: where the exponentials overflow, they are computed again.
+
+    Example:
+        >>> x = jnp.array([0.0, 1000.0])
+        >>> float(log_sum_exp(x)), float(log_sum_exp(x, near=x[0]))
+        (1000.0, 1000.0)
+    """
+    if near is None:
+        return _log_sum_exp(x, jnp.max(x, axis=-1))
+    found = _log_sum_exp(x, near)
+    return lax.cond(jnp.all(jnp.isfinite(found)), lambda: found, lambda: log_sum_exp(x))
+
+
+def _log_sum_exp(x: jax.Array, shift: jax.Array) -> jax.Array:
+    """shift + log(sum(exp(x - shift))), [..., V] and [...] -> [...].
 
     The sum is a product with ones: XLA's CPU backend would compute the exponentials of a plain sum one by one.
     """
-    highest = jnp.max(x, axis=-1, keepdims=True)
-    highest = jnp.where(jnp.isfinite(highest), highest, 0.0)
-    terms = jnp.where(x > -jnp.inf, jnp.exp(x - highest), 0.0)
+    shift = jnp.where(jnp.isfinite(shift), shift, 0.0)[..., None]
+    terms = jnp.where(x > -jnp.inf, jnp.exp(x - shift), 0.0)
     total = jnp.matmul(terms, jnp.ones((x.shape[-1], 1), x.dtype), precision=lax.Precision.HIGHEST)
-    return (highest + jnp.log(total))[..., 0]
+    return (shift + jnp.log(total))[..., 0]
 
 
 def take(x: jax.Array, ids: jax.Array) -> jax.Array:

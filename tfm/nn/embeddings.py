@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
+from jax import lax
 
 from tfm.nn.projection import Initializer, scale_of
 from tfm.ops.narrow import narrow_projection
 from tfm.parallel.rules import constrain
+
+NAN_BITS = 0x7FC0
+"""A bfloat16 NaN."""
 
 
 class Embedding(nn.Module):
@@ -31,7 +37,9 @@ class Embedding(nn.Module):
         """ids: [...] int -> [..., features]."""
         table, dtype, scale = constrain(self.table, ("V", "M")), jnp.dtype(self.dtype), scale_of(self)
         if scale is None:
-            return jnp.take(table, ids, axis=0, mode="fill", fill_value=jnp.nan).astype(dtype)
+            narrowed = table.dtype == jnp.bfloat16 != jnp.dtype(self.param_dtype)  # after training
+            rows = _narrow_rows if narrowed else partial(jnp.take, axis=0, mode="fill", fill_value=jnp.nan)
+            return rows(table, ids).astype(dtype)
         scales = jnp.take(scale, ids, axis=0, mode="fill", fill_value=jnp.nan)
         return (jnp.take(table, ids, axis=0, mode="clip") * scales[..., None]).astype(dtype)
 
@@ -42,6 +50,16 @@ class Embedding(nn.Module):
         dtype = jnp.dtype(self.dtype)
         return jnp.einsum("...M,VM->...V", x.astype(dtype), self.table.astype(dtype),
                           preferred_element_type=jnp.float32)
+
+
+def _narrow_rows(table: jax.Array, ids: jax.Array) -> jax.Array:
+    """Rows of a bfloat16 table [N, M] for ids [...], NaN for an id outside; without a derivative.
+
+    They are taken as bits: of bfloat16 numbers XLA's CPU backend would first make a float32 copy of the whole table.
+    """
+    bits = lax.bitcast_convert_type(table, jnp.uint16)
+    rows = jnp.take(bits, ids, axis=0, mode="fill", fill_value=NAN_BITS)
+    return lax.bitcast_convert_type(rows, jnp.bfloat16)
 
 
 class LearnedPositions(nn.Module):

@@ -61,7 +61,7 @@ def move_to_huge_pages() -> int:
         return 0
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    starts = range(-(-heap[0] // HUGE_PAGE) * HUGE_PAGE, heap[1] - HUGE_PAGE, HUGE_PAGE)
+    starts = range(-(-heap[0] // HUGE_PAGE) * HUGE_PAGE, heap[1] - HUGE_PAGE + 1, HUGE_PAGE)
     return HUGE_PAGE * sum(madvise(start, HUGE_PAGE, _MADV_COLLAPSE) == 0 for start in starts)
 
 
@@ -85,12 +85,9 @@ def huge_pages_later(pauses: Sequence[float] = PAUSES) -> threading.Thread:
 
 
 def _heap() -> tuple[int, int] | None:
-    """The addresses of the process's heap."""
-    for line in _read(Path("/proc/self/maps")).splitlines():
-        if line.endswith("[heap]"):
-            first, last = line.split()[0].split("-")
-            return int(first, 16), int(last, 16)
-    return None
+    """First and last address of the process's heap, which the kernel lists in parts where an advice differs."""
+    parts = [line.split()[0].split("-") for line in _read(Path("/proc/self/maps")).splitlines() if "[heap]" in line]
+    return (int(parts[0][0], 16), int(parts[-1][1], 16)) if parts else None
 
 
 def _read(path: Path) -> str:
