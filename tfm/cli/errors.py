@@ -13,6 +13,8 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from tfm.cli.garbage import no_collection
+
 MISTAKE, INTERRUPTED, TERMINATED = 2, 128 + signal.SIGINT, 128 + signal.SIGTERM
 PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -30,7 +32,9 @@ def start(module: str, argv: Sequence[str] | None = None) -> int:
         0
     """
     try:
-        return int(importlib.import_module(module).main(argv))
+        with no_collection():
+            command = importlib.import_module(module)
+        return int(command.main(argv))
     except KeyboardInterrupt:
         return _interrupted()
 

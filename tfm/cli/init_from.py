@@ -71,6 +71,10 @@ class Start:
     source: Source
     fit: Fit
 
+    def shapes(self) -> Params:
+        """Shapes and types of `params`."""
+        return unflatten_dict(self.fit.taken, sep="/")
+
     def params(self, config: ModelConfig, mesh: Mesh) -> Params:
         """Read what was matched, in the run's types and on its devices: a nested dict of that alone."""
         params, theirs = self.source.read(mesh), self.source.model
@@ -79,7 +83,7 @@ class Start:
         elif config.scan_layers and not theirs.scan_layers:
             params = stack_layers(params, theirs)
         flat, taken = flatten_dict(params, sep="/"), self.fit.taken
-        shardings = flatten_dict(parameter_shardings(unflatten_dict(taken, sep="/"), mesh), sep="/")
+        shardings = flatten_dict(parameter_shardings(self.shapes(), mesh), sep="/")
         return unflatten_dict({name: jax.device_put(_movable(flat[name]).astype(shape.dtype), shardings[name])
                                for name, shape in taken.items()}, sep="/")
 

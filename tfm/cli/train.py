@@ -13,6 +13,7 @@ import jax
 import tyro
 
 from tfm.cli.errors import run_main
+from tfm.cli.garbage import no_collection
 from tfm.cli.init_from import Start, match, open_source, take_tokenizer, with_source
 from tfm.cli.options import parse
 from tfm.cli.processes import ProcessOptions
@@ -76,16 +77,18 @@ def run_training(options: TrainOptions, arguments: Sequence[str]) -> int:
     run_in_turn()
     mesh = make_mesh(options.mesh)
     reporter = Reporter(options.config.train.steps, silent=not is_first())
-    config, splits, tokenizer, start_from = first_alone(
-        lambda: prepare_run(options.workdir, starting_config(options), reporter.say), "run folder")
-    parts = Parts(config, options.workdir, mesh, splits, tokenizer, reporter, start_from,
-                  time_out=options.processes.time_out)
-    checkpoints = Checkpoints(options.workdir, keep=config.train.keep, say=reporter.say)
+    with no_collection():
+        config, splits, tokenizer, start_from = first_alone(
+            lambda: prepare_run(options.workdir, starting_config(options), reporter.say), "run folder")
+        parts = Parts(config, options.workdir, mesh, splits, tokenizer, reporter, start_from,
+                      time_out=options.processes.time_out)
+        checkpoints = Checkpoints(options.workdir, keep=config.train.keep, say=reporter.say)
     try:
-        run, state = parts.start(checkpoints)
-        if options.profile and is_first():
-            run = replace(run, trace=Trace(options.workdir, options.profile))
-        announce(parts, run, state, options)
+        with no_collection():
+            run, state = parts.start(checkpoints)
+            if options.profile and is_first():
+                run = replace(run, trace=Trace(options.workdir, options.profile))
+            announce(parts, run, state, options)
         if options.dry_run:
             return 0
         stopped = _train(run, state)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 import optax
+from jax.extend.core import ClosedJaxpr
 from jax.sharding import Mesh
 
 from tfm.cli.init_from import Start
@@ -20,6 +21,7 @@ from tfm.models import build, init_params
 from tfm.models.adapters import join_params, trainable
 from tfm.parallel.exchange import first_alone, from_first, is_first
 from tfm.parallel.mesh import use_mesh
+from tfm.parallel.pieces import make_in_pieces
 from tfm.parallel.processes import batch_part, whole_copy
 from tfm.parallel.rules import batch_shards, place_whole_batch, state_shardings
 from tfm.parallel.watch import Watch
@@ -90,7 +92,7 @@ class Parts:
         schedule = make_schedule(config)
         optimizer = make_optimizer(config.optimizer, schedule)
         batches = first_alone(self.training_batches, "training batches")
-        fresh, shapes = self.initial(optimizer)
+        program, shapes = self.initial(optimizer)
         restored = checkpoints.restore_newest(shapes)
         if restored is not None:
             batches.set_state(restored.data_state)
@@ -105,8 +107,9 @@ class Parts:
         run = Run(config, self.folder, self.mesh, step, peeked, schedule, None, checkpoints,
                   writer, self.reporter, watch, self.describe)
         if restored is None and jax.process_count() == 1:
-            step.begin(shapes, run.place(peeked.first), self.mesh)
-        state = self.new_state(fresh, shardings) if restored is None else restored.state
+            with use_mesh(self.mesh):
+                step.begin(shapes, run.place(peeked.first))
+        state = self.new_state(program, shardings) if restored is None else restored.state
         return replace(run, evaluate=self.evaluation()), state
 
     def training_batches(self) -> TrainIterator:
@@ -116,25 +119,26 @@ class Parts:
                                    multiple_of=batch_shards(self.mesh) * self.config.optimizer.accumulate,
                                    cache_dir=self.cache_dir)
 
-    def initial(self, optimizer: optax.GradientTransformation) -> tuple[Callable[..., TrainState], TrainState]:
-        """(function that makes the state before the first update, its shapes and shardings)."""
+    def initial(self, optimizer: optax.GradientTransformation) -> tuple[ClosedJaxpr, TrainState]:
+        """(program that makes the state before the first update, its shapes and shardings)."""
         config = self.config
 
-        def fresh(params: Params | None = None) -> TrainState:
-            return init_state(lambda key: join_params(init_params(config.model, key), params or {}), optimizer,
+        def fresh(given: Params) -> TrainState:
+            return init_state(lambda key: join_params(init_params(config.model, key), given), optimizer,
                               config.train.seed, ema=config.optimizer.ema_decay is not None,
                               trainable=trainable(config.model))
 
         with use_mesh(self.mesh):
-            shapes = jax.eval_shape(fresh)
+            given = {} if self.start_from is None else self.start_from.shapes()
+            program, shapes = jax.make_jaxpr(fresh, return_shape=True)(given)
         shardings = state_shardings(shapes, self.mesh)
-        return fresh, jax.tree.map(lambda s, p: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=p), shapes, shardings)
+        return program, jax.tree.map(lambda s, p: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=p), shapes, shardings)
 
-    def new_state(self, fresh: Callable[..., TrainState], shardings: Any) -> TrainState:
+    def new_state(self, program: ClosedJaxpr, shardings: TrainState) -> TrainState:
         """The state before the first update. No array is ever made unsharded."""
-        with use_mesh(self.mesh):
-            given = () if self.start_from is None else (self.given_params(self.start_from),)
-            return jax.jit(fresh, out_shardings=shardings)(*given)
+        given = {} if self.start_from is None else self.given_params(self.start_from)
+        places, form = jax.tree.flatten(shardings)
+        return jax.tree.unflatten(form, make_in_pieces(program, places, *jax.tree.leaves(given)))
 
     def given_params(self, start: Start) -> Params:
         """The parameters that `train.init_from` gives: some, or all."""

@@ -109,8 +109,8 @@ def choose_sides(sides: np.ndarray, count: int) -> list[tuple[int, int]]:
         for i in range(1, count):
             for s, t in moves:
                 before, kept = cost(i), edges[i]
-                edges[i] = (int(np.clip(kept[0] + s, edges[i - 1][0], edges[i + 1][0])),
-                            int(np.clip(kept[1] + t, edges[i - 1][1], edges[i + 1][1])))
+                edges[i] = (min(max(kept[0] + s, edges[i - 1][0]), edges[i + 1][0]),
+                            min(max(kept[1] + t, edges[i - 1][1]), edges[i + 1][1]))
                 if cost(i) < before:
                     improved = True
                 else:

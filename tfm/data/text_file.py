@@ -96,14 +96,13 @@ def _read(path: Path) -> bytes:
 
 
 def _check_utf8(content: bytes, path: Path) -> None:
-    start, line = 0, 0
+    start = 0
     while start < len(content):
         end = content.find(b"\n", start + _CHUNK) + 1 or len(content)
         try:
             content[start:end].decode("utf-8")
         except UnicodeDecodeError as error:
-            number = line + content.count(b"\n", start, start + error.start) + 1
+            number = content.count(b"\n", 0, start + error.start) + 1
             reason = f"byte 0x{content[start + error.start]:02x}: {error.reason}"
             raise ValueError(f"text file {path}, line {number}: not UTF-8 ({reason})") from None
-        line += content.count(b"\n", start, end)
         start = end

@@ -12,11 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import struct
-from jax.sharding import Mesh
 
 from tfm.models.adapters import join_params, split_params
 from tfm.parallel.exchange import wait_for_all
-from tfm.parallel.mesh import use_mesh
 from tfm.training.loss import Batch, LossFn, Params
 
 
@@ -147,15 +145,10 @@ class ByShape:
     def __call__(self, tree: Any, batch: Mapping[str, jax.Array]) -> Any:
         return self.compiled(tree, batch)(tree, batch)
 
-    def begin(self, tree: Any, batch: Mapping[str, jax.Array], mesh: Mesh) -> None:
-        """Start to compile for these arguments, or their shapes, in a thread; `compiled` waits for it."""
-
-        def compile_on_mesh() -> Any:
-            with use_mesh(mesh):
-                return self._compile(tree, batch)
-
+    def begin(self, tree: Any, batch: Mapping[str, jax.Array]) -> None:
+        """Trace for these arguments, or their shapes, and go on to compile in a thread; `compiled` waits for it."""
         worker = ThreadPoolExecutor(1)
-        self._begun[_shapes(batch)] = worker.submit(compile_on_mesh)
+        self._begun[_shapes(batch)] = worker.submit(self._compile, self._lower(tree, batch))
         worker.shutdown(wait=False)
 
     def compiled(self, tree: Any, batch: Mapping[str, jax.Array]) -> Any:
@@ -163,13 +156,19 @@ class ByShape:
         shapes = _shapes(batch)
         if shapes not in self.programs:
             begun = self._begun.pop(shapes, None)
-            self.programs[shapes] = begun.result() if begun else self._compile(tree, batch)
+            self.programs[shapes] = begun.result() if begun else self._compile(self._lower(tree, batch))
             wait_for_all("compiled")
         return self.programs[shapes]
 
-    def _compile(self, tree: Any, batch: Mapping[str, jax.Array]) -> Any:
+    def _lower(self, tree: Any, batch: Mapping[str, jax.Array]) -> Any:
         start = time.perf_counter()
-        program = self._jitted.lower(tree, batch).compile()
+        lowered = self._jitted.lower(tree, batch)
+        self.compile_seconds += time.perf_counter() - start
+        return lowered
+
+    def _compile(self, lowered: Any) -> Any:
+        start = time.perf_counter()
+        program = lowered.compile()
         self.compile_seconds += time.perf_counter() - start
         return program
 
