@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from tfm import inference
+from tfm import batching, inference
 from tfm.config import ModelConfig
 from tfm.decoding import session
 from tfm.inference import Search, bucket, embed, generate, score_pairs, stream
@@ -165,6 +165,31 @@ def test_rows_that_leave_the_batch_and_caches_that_grow_change_nothing(monkeypat
     assert [len(h.ids) for row in left for h in row] == [n for n in limits for _ in range(2)]
     for one, other in zip(left, stayed, strict=True):
         np.testing.assert_allclose([h.score for h in one], [h.score for h in other], atol=1e-5)
+
+
+@pytest.mark.parametrize("search", [
+    Search(eos_ids=(EOS,)),
+    Search(beam_size=2, n_best=2, eos_ids=(EOS,)),
+    Search(temperature=1.0, eos_ids=(EOS,)),
+    Search(lookup=2, eos_ids=(EOS,)),
+], ids=["greedy", "beam", "sample", "lookup"])
+def test_halves_of_a_batch_in_two_threads_change_nothing(monkeypatch, search):
+    random = np.random.default_rng(6)
+    rows = [random.integers(3, 31, 1 + i % 12).tolist() for i in range(40)]
+
+    def decode(cores):
+        monkeypatch.setattr(batching.os, "cpu_count", lambda: cores)
+        done, counts = [], []
+        found = run(WRITER, rows, search, seed=3, batch_size=16, progress=done.append, accepted=counts.append)
+        assert done == sorted(done) and done[-1] == 40
+        assert len(counts) == (len(done) if search.lookup else 0)
+        return found, len(done)
+
+    (one, batches), (two, halves) = decode(1), decode(2)
+    assert halves > batches
+    assert ids(one) == ids(two)
+    for a, b in zip(one, two, strict=True):
+        np.testing.assert_allclose([h.score for h in a], [h.score for h in b], atol=1e-5)
 
 
 @pytest.mark.slow

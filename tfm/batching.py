@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -12,6 +14,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tfm.config import ModelConfig, require
 
 Rows = Sequence[Sequence[int]]
+X = TypeVar("X")
+Y = TypeVar("Y")
+
+CACHED = 1 << 26
+"""Bytes of weights, about, that cores keep in their last cache while they decode."""
+FEW = 16
+"""Rows that are not worth cutting up."""
 
 
 def bucket(length: int) -> int:
@@ -75,3 +84,34 @@ def by_row(arrays: tuple[np.ndarray, ...], mesh: Mesh | None) -> tuple[Any, ...]
     if mesh is None or len(arrays[0]) % mesh.size:
         return arrays
     return jax.device_put(arrays, NamedSharding(mesh, PartitionSpec("data")))
+
+
+def batches_at_once(params: Any, batch_size: int) -> int:
+    """Into how many batches, decoded side by side, a batch is best cut: two for a small model on a CPU, else one.
+
+    A step of a small model is products too small for several cores, and what lies between them is for one; of two
+    batches each core takes one. Weights that the cache does not hold would come from memory twice.
+    """
+    leaves = [x for x in jax.tree.leaves(params) if isinstance(x, jax.Array)]
+    platforms = {device.platform for x in leaves for device in x.devices()}
+    on_one_cpu = platforms == {"cpu"} and jax.local_device_count() == 1
+    small = sum(x.nbytes for x in leaves) <= CACHED
+    return 2 if on_one_cpu and small and batch_size >= FEW and (os.cpu_count() or 1) > 1 else 1
+
+
+def side_by_side(function: Callable[[X], Y], items: Iterable[X], count: int) -> Iterator[Y]:
+    """function(item) for each item, in order; `count` at a time, in threads. What has not begun when the caller stops
+    is left out.
+
+    Example:
+        >>> list(side_by_side(abs, [-1, 2, -3], 2))
+        [1, 2, 3]
+    """
+    if count == 1:
+        yield from map(function, items)
+        return
+    pool = ThreadPoolExecutor(count)
+    try:
+        yield from pool.map(function, items)
+    finally:
+        pool.shutdown(cancel_futures=True)

@@ -15,7 +15,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tfm.batching import Rows, batches, bucket, by_row, check_rows, data_mesh, everywhere
+from tfm.batching import (
+    Rows,
+    batches,
+    batches_at_once,
+    bucket,
+    by_row,
+    check_rows,
+    data_mesh,
+    everywhere,
+    side_by_side,
+)
 from tfm.config import ModelConfig, require
 from tfm.decoding import (
     Accepted,
@@ -69,7 +79,8 @@ def generate(config: ModelConfig, params: Any, rows: Rows, search: Search, *, li
         search: how to choose.
         limits: most new tokens of each row.
         start_id: first input of an encoder-decoder's decoder (BOS).
-        batch_size: most rows at a time.
+        batch_size: most rows at a time. Halves of a small model's batch are decoded in two threads on a CPU, where
+            settings of this thread alone, such as `jax.enable_x64` as a context, do not hold.
         seed: of sampling; a row's draw depends on the seed and its number alone.
         draft: config and parameters of the smaller model of the same vocabulary that drafts `search.draft` tokens.
         progress: called with the number of rows done.
@@ -90,8 +101,9 @@ def generate(config: ModelConfig, params: Any, rows: Rows, search: Search, *, li
     mesh = data_mesh(params)
     params, draft = everywhere(params, mesh), draft and (draft[0], everywhere(draft[1], mesh))
     results: list[list[Result]] = [[] for _ in rows]
-    done = 0
-    for numbers, ids, mask in batches(rows, batch_size):
+
+    def decode(batch: tuple[list[int], np.ndarray, np.ndarray]) -> tuple[list[int], Hypotheses, Accepted | None]:
+        numbers, ids, mask = batch
         padded = numbers + [numbers[0]] * (len(ids) - len(numbers))
         limit = np.array([_limit(config, limits[n], len(rows[n])) for n in padded], np.int32)
         buffer = bucket(int(limit.max()))
@@ -99,13 +111,15 @@ def generate(config: ModelConfig, params: Any, rows: Rows, search: Search, *, li
         ids, mask, limit = by_row((ids, mask, limit), mesh)
         sizes = [size for size in SIZES if size < len(ids)]
         if search.lookup or search.draft or search.phrases or not sizes:
-            found, counts = jax.device_get(_search(config, search, buffer, start_id, params, ids, mask, limit, keys,
-                                                   *(draft or (None, None))))
-            if counts is not None and accepted is not None:
-                accepted(counts)
-        else:
-            session = _session(config, search, buffer, start_id, params, ids, mask, limit, keys)
-            found = session.run(STEPS, sizes)
+            return numbers, *jax.device_get(_search(config, search, buffer, start_id, params, ids, mask, limit, keys,
+                                                    *(draft or (None, None))))
+        session = _session(config, search, buffer, start_id, params, ids, mask, limit, keys)
+        return numbers, session.run(STEPS, sizes), None
+
+    done, at_once = 0, batches_at_once((params, draft), batch_size)
+    for numbers, found, counts in side_by_side(decode, batches(rows, batch_size // at_once), at_once):
+        if counts is not None and accepted is not None:
+            accepted(counts)
         for place, number in enumerate(numbers):
             results[number] = _results(found, place, search)
         done += len(numbers)
