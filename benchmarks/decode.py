@@ -306,7 +306,7 @@ def make_tfm(case: dict, weights: str) -> Translate:
     from tfm.interop import from_huggingface
     from tfm.models.narrow import narrow_weights
     from tfm.models.stepper import prepared
-    from tfm.parallel.host import keep_freed_memory
+    from tfm.parallel.host import keep_freed_memory, move_to_huge_pages
 
     keep_freed_memory()  # as decode.py does
     config, params = from_huggingface(os.path.join(case["folder"], "huggingface"))
@@ -316,10 +316,15 @@ def make_tfm(case: dict, weights: str) -> Translate:
     pad = config.vocab_size - 1
     rules = (logits.Suppress((EOS, pad)),)
 
+    cells: set[tuple[int, int]] = set()
+
     def translate(ids: Any, beam: int) -> Any:
         search = Search(beam_size=beam, alpha=1.0, allow=rules, pad_id=pad)
         limits = [case["target"]] * len(ids)
         found = generate(config, params, ids.tolist(), search, limits=limits, start_id=pad, batch_size=len(ids))
+        if (len(ids), beam) not in cells:
+            cells.add((len(ids), beam))
+            move_to_huge_pages()  # as decode.py does after a minute
         return np.array([row[0].ids for row in found])
 
     return translate

@@ -17,7 +17,7 @@ from tfm.cli.options import parse
 from tfm.nn.cache import cache_bytes
 from tfm.parallel.compilation import enable_compilation_cache
 from tfm.parallel.exchange import spread
-from tfm.parallel.host import keep_freed_memory
+from tfm.parallel.host import huge_pages_later, keep_freed_memory
 from tfm.parallel.processes import together
 from tfm.search import Result
 
@@ -32,7 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run_decoding(options: DecodeOptions) -> int:
     """Decode standard input as the options say; give the exit code."""
-    keep_freed_memory()
+    if keep_freed_memory():
+        huge_pages_later()
     enable_compilation_cache()
     options.processes.start()
     bundle = load(options.model, checkpoint=checkpoint_choice(options.checkpoint), average=options.average,
