@@ -1,6 +1,7 @@
 """Batches side by side: into how many a batch is cut, the order of results, and where work stops."""
 
 import threading
+import time
 
 import jax.numpy as jnp
 import numpy as np
@@ -34,7 +35,7 @@ def test_without_arrays_of_a_device_nothing_is_cut():
 def test_results_come_in_order_and_so_many_items_are_worked_on_at_once(count):
     together = threading.Barrier(count)
 
-    def square(x):
+    def square(x, stopped):
         together.wait(timeout=60)  # breaks unless `count` calls meet
         return x * x
 
@@ -44,7 +45,7 @@ def test_results_come_in_order_and_so_many_items_are_worked_on_at_once(count):
 def test_a_failure_is_raised_and_what_has_not_begun_is_left_out():
     begun, go_on = [], threading.Event()
 
-    def fail(x):
+    def fail(x, stopped):
         begun.append(x)
         if x == 0:
             raise ValueError("row 0")
@@ -55,3 +56,17 @@ def test_a_failure_is_raised_and_what_has_not_begun_is_left_out():
     with pytest.raises(ValueError, match="row 0"):
         next(results)
     assert len(begun) < 100
+
+
+def test_when_the_caller_stops_what_has_begun_is_told():
+    told = []
+
+    def work(x, stopped):
+        while x > 0 and not stopped():
+            time.sleep(0.001)
+        told.append(stopped())
+
+    results = side_by_side(work, [0, 1, 2, 3], 2)
+    next(results)
+    results.close()  # as an interrupt does; would wait for ever
+    assert told[0] is False and 1 <= sum(told) <= 2

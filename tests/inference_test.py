@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+import threading
+import time
 from dataclasses import replace
 from itertools import pairwise
 
@@ -190,6 +192,27 @@ def test_halves_of_a_batch_in_two_threads_change_nothing(monkeypatch, search):
     assert ids(one) == ids(two)
     for a, b in zip(one, two, strict=True):
         np.testing.assert_allclose([h.score for h in a], [h.score for h in b], atol=1e-5)
+
+
+def test_an_interrupt_ends_what_another_thread_decodes_after_a_few_tokens(monkeypatch):
+    monkeypatch.setattr(batching.os, "cpu_count", lambda: 2)
+    advance, steps, once = session.Session.advance, [], threading.Event()
+
+    def slowly(self, count):
+        steps.append(count)
+        if len(self.done) == 16 and once.is_set():
+            time.sleep(0.05)
+        advance(self, count)
+
+    def interrupt(done):
+        once.set()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(session.Session, "advance", slowly)
+    with pytest.raises(KeyboardInterrupt):  # rows of 1 token are done first; those of 9 would take 2,000 more
+        generate(WRITER, sharp_params(WRITER), [[3]] * 16 + [[3] * 9] * 16, Search(), limits=[1] * 16 + [2_000] * 16,
+                 start_id=START, batch_size=32, progress=interrupt)
+    assert len(steps) < 100
 
 
 @pytest.mark.slow

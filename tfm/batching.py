@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 from typing import Any, TypeVar
 
 import jax
@@ -14,8 +15,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tfm.config import ModelConfig, require
 
 Rows = Sequence[Sequence[int]]
+Batch = tuple[list[int], np.ndarray, np.ndarray]  # numbers of the rows, ids [B, S], mask [B, S]
 X = TypeVar("X")
 Y = TypeVar("Y")
+Stopped = Callable[[], bool]
 
 CACHED = 1 << 26
 """Bytes of weights, about, that cores keep in their last cache while they decode."""
@@ -36,8 +39,8 @@ def bucket(length: int) -> int:
     return power * 3 // 4 if length <= power * 3 // 4 else power
 
 
-def batches(rows: Rows, batch_size: int) -> Iterator[tuple[list[int], np.ndarray, np.ndarray]]:
-    """Group rows by bucket: (numbers of the rows, ids [B, S], mask [B, S]); B is a power of two or batch_size.
+def batches(rows: Rows, batch_size: int) -> Iterator[Batch]:
+    """Group rows by bucket; B is a power of two or batch_size.
 
     Rows that fill up a batch copy its first one; their results are dropped since they have no number.
     """
@@ -99,19 +102,23 @@ def batches_at_once(params: Any, batch_size: int) -> int:
     return 2 if on_one_cpu and small and batch_size >= FEW and (os.cpu_count() or 1) > 1 else 1
 
 
-def side_by_side(function: Callable[[X], Y], items: Iterable[X], count: int) -> Iterator[Y]:
-    """function(item) for each item, in order; `count` at a time, in threads. What has not begun when the caller stops
-    is left out.
+def side_by_side(function: Callable[[X, Stopped], Y], items: Iterable[X], count: int) -> Iterator[Y]:
+    """function(item, stopped) for each item, in order; `count` at a time, in threads.
+
+    When the caller stops, by an interrupt or a failure, what has not begun is left out, and `stopped()` tells what has
+    begun to give up.
 
     Example:
-        >>> list(side_by_side(abs, [-1, 2, -3], 2))
+        >>> list(side_by_side(lambda x, stopped: abs(x), [-1, 2, -3], 2))
         [1, 2, 3]
     """
+    stop = Event()
     if count == 1:
-        yield from map(function, items)
+        yield from (function(item, stop.is_set) for item in items)
         return
     pool = ThreadPoolExecutor(count)
     try:
-        yield from pool.map(function, items)
+        yield from pool.map(lambda item: function(item, stop.is_set), items)
     finally:
+        stop.set()
         pool.shutdown(cancel_futures=True)

@@ -16,7 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from tfm.batching import (
+    Batch,
     Rows,
+    Stopped,
     batches,
     batches_at_once,
     bucket,
@@ -102,7 +104,7 @@ def generate(config: ModelConfig, params: Any, rows: Rows, search: Search, *, li
     params, draft = everywhere(params, mesh), draft and (draft[0], everywhere(draft[1], mesh))
     results: list[list[Result]] = [[] for _ in rows]
 
-    def decode(batch: tuple[list[int], np.ndarray, np.ndarray]) -> tuple[list[int], Hypotheses, Accepted | None]:
+    def decode(batch: Batch, stopped: Stopped) -> tuple[list[int], Hypotheses, Accepted | None]:
         numbers, ids, mask = batch
         padded = numbers + [numbers[0]] * (len(ids) - len(numbers))
         limit = np.array([_limit(config, limits[n], len(rows[n])) for n in padded], np.int32)
@@ -114,7 +116,7 @@ def generate(config: ModelConfig, params: Any, rows: Rows, search: Search, *, li
             return numbers, *jax.device_get(_search(config, search, buffer, start_id, params, ids, mask, limit, keys,
                                                     *(draft or (None, None))))
         session = _session(config, search, buffer, start_id, params, ids, mask, limit, keys)
-        return numbers, session.run(STEPS, sizes), None
+        return numbers, session.run(STEPS, sizes, stopped), None
 
     done, at_once = 0, batches_at_once((params, draft), batch_size)
     for numbers, found, counts in side_by_side(decode, batches(rows, batch_size // at_once), at_once):

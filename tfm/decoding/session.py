@@ -192,9 +192,13 @@ class Session:
             self.advance(steps)
             yield self.result()
 
-    def run(self, steps: int = 16, sizes: Sequence[int] = ()) -> Hypotheses:
-        """Decode to the end; where a batch may shrink to one of `sizes`, done rows leave it every `steps` tokens."""
-        while not self.done.all():
+    def run(self, steps: int = 16, sizes: Sequence[int] = (),
+            stopped: Callable[[], bool] = lambda: False) -> Hypotheses:
+        """Decode to the end; where a batch may shrink to one of `sizes`, done rows leave it every `steps` tokens.
+
+        Where `stopped()`, asked as often, says so, no further than now.
+        """
+        while not (self.done.all() or stopped()):
             self.advance(steps if any(size < self.size for size in sizes) else self.length)
             self.compact(sizes)
         return self.result()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -37,9 +35,7 @@ class Embedding(nn.Module):
         """ids: [...] int -> [..., features]."""
         table, dtype, scale = constrain(self.table, ("V", "M")), jnp.dtype(self.dtype), scale_of(self)
         if scale is None:
-            narrowed = table.dtype == jnp.bfloat16 != jnp.dtype(self.param_dtype)  # after training
-            rows = _narrow_rows if narrowed else partial(jnp.take, axis=0, mode="fill", fill_value=jnp.nan)
-            return rows(table, ids).astype(dtype)
+            return _rows(table, ids).astype(dtype)
         scales = jnp.take(scale, ids, axis=0, mode="fill", fill_value=jnp.nan)
         return (jnp.take(table, ids, axis=0, mode="clip") * scales[..., None]).astype(dtype)
 
@@ -52,14 +48,25 @@ class Embedding(nn.Module):
                           preferred_element_type=jnp.float32)
 
 
-def _narrow_rows(table: jax.Array, ids: jax.Array) -> jax.Array:
-    """Rows of a bfloat16 table [N, M] for ids [...], NaN for an id outside; without a derivative.
+def _rows(table: jax.Array, ids: jax.Array) -> jax.Array:
+    """Rows of a table [N, M] for ids [...], NaN for an id outside."""
+    if table.dtype == jnp.bfloat16:
+        return _bfloat16_rows(table, ids)
+    return jnp.take(table, ids, axis=0, mode="fill", fill_value=jnp.nan)
 
-    They are taken as bits: of bfloat16 numbers XLA's CPU backend would first make a float32 copy of the whole table.
-    """
+
+@jax.custom_jvp
+def _bfloat16_rows(table: jax.Array, ids: jax.Array) -> jax.Array:
+    """The rows as bits: XLA's CPU backend would first make a float32 copy of a whole table of bfloat16 numbers."""
     bits = lax.bitcast_convert_type(table, jnp.uint16)
     rows = jnp.take(bits, ids, axis=0, mode="fill", fill_value=NAN_BITS)
     return lax.bitcast_convert_type(rows, jnp.bfloat16)
+
+
+@_bfloat16_rows.defjvp
+def _bfloat16_rows_jvp(primals: tuple[jax.Array, jax.Array], tangents: tuple) -> tuple[jax.Array, jax.Array]:
+    tangent = jnp.take(tangents[0], primals[1], axis=0, mode="fill", fill_value=0)
+    return _bfloat16_rows(*primals), tangent
 
 
 class LearnedPositions(nn.Module):
