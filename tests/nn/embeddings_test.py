@@ -38,6 +38,7 @@ def test_a_table_narrowed_to_bfloat16_is_read_without_a_wide_copy():
     assert np.isnan(vectors[1]).all() and vectors.dtype == np.float32
     program = jax.jit(narrow).lower(jnp.asarray(table), jnp.array([3])).compile()
     assert program.memory_analysis().temp_size_in_bytes < table.size * 2
+    assert "bf16[1000,64]" in program.as_text() and "f32[1000,64]" not in program.as_text()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -9,7 +9,7 @@ import jax
 
 
 def enable_compilation_cache() -> Path:
-    """Keep compiled programs in the user's cache folder, so that the next start does not compile them again.
+    """Keep compiled programs, small ones too, in the user's cache folder, so that the next start compiles none again.
 
     `JAX_COMPILATION_CACHE_DIR` names another folder.
 

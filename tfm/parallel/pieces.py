@@ -41,8 +41,9 @@ def make_in_pieces(program: ClosedJaxpr, shardings: Sequence[Sharding], *argumen
     """
     jaxpr = program.jaxpr
     known: Known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*program.consts, *arguments], strict=True))
-    pieces = _pieces(jaxpr)
-    _find_keys(jaxpr, pieces, known)
+    maker = _makers(jaxpr)
+    pieces = _pieces(jaxpr, maker)
+    _find_keys(jaxpr, maker, pieces, known)
     programs: dict[Hashable, Callable[..., jax.Array]] = {}
     results = []
     for piece, sharding in zip(pieces, shardings, strict=True):
@@ -92,9 +93,8 @@ class _Piece:
         return make
 
 
-def _pieces(jaxpr: Jaxpr) -> list[_Piece]:
+def _pieces(jaxpr: Jaxpr, maker: Mapping[Any, int]) -> list[_Piece]:
     """A piece for each result; it begins at keys, at the program's arguments and at results before it."""
-    maker = _makers(jaxpr)
     pieces, earlier = [], set[Any]()
     for result in jaxpr.outvars:
         inputs, equations = _needed_for([result], jaxpr, maker, lambda v: _is_key(v) or v in earlier)
@@ -104,10 +104,10 @@ def _pieces(jaxpr: Jaxpr) -> list[_Piece]:
     return pieces
 
 
-def _find_keys(jaxpr: Jaxpr, pieces: Sequence[_Piece], known: Known) -> None:
+def _find_keys(jaxpr: Jaxpr, maker: Mapping[Any, int], pieces: Sequence[_Piece], known: Known) -> None:
     """Add the random keys that pieces begin with to what is known."""
     keys = list(dict.fromkeys(v for piece in pieces for v in piece.inputs if v not in known and _is_key(v)))
-    inputs, equations = _needed_for(keys, jaxpr, _makers(jaxpr), known.__contains__)
+    inputs, equations = _needed_for(keys, jaxpr, maker, known.__contains__)
     run = jaxpr_as_fun(_closed(jaxpr, inputs, keys, equations))
     known.update(zip(keys, run(*(known[variable] for variable in inputs)), strict=True))
 
