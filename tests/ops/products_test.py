@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tfm.ops import products
-from tfm.ops.products import contract, row_product, times_matrix, turned
+from tfm.ops.products import contract, row_product, stored_after, times_matrix, turned
 from tfm.ops.projection import projection
 
 CPU = Path("/proc/cpuinfo")
@@ -30,6 +30,31 @@ def test_row_product_is_the_transposed_product(rows: int, inner: int, outer: int
     found = jax.jit(row_product)(x, y)
     assert found.dtype == jnp.float32
     np.testing.assert_allclose(found, np.float64(x).T @ np.float64(y), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("first", [1.0, -1.0, np.nan])
+@pytest.mark.parametrize("rows, inner, outer", [(6, 32, 5), (7, 9, 4), (1, 1, 1)])
+def test_row_product_after_an_array(rows: int, inner: int, outer: int, first: float, dtype: jnp.dtype,
+                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the array is: both branches give the same, in value, gradient and under vmap."""
+    monkeypatch.setattr(products, "LARGE", 0)
+    x, y, after = _normal((3, rows, inner), dtype), _normal((3, rows, outer), dtype, 1), jnp.full((rows, 2), first)
+    exact = np.einsum("bni,bno->bio", np.float64(x), np.float64(y))
+    np.testing.assert_allclose(jax.jit(row_product)(x[0], y[0], after), exact[0], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(jax.vmap(row_product, (0, 0, None))(x, y, after), exact, rtol=1e-5, atol=1e-5)
+    d_x, d_y = jax.grad(lambda a, b: jnp.sum(row_product(a, b, after)), argnums=(0, 1))(x[0], y[0])
+    tolerance = dict(rtol=float(jnp.finfo(dtype).eps) * 2, atol=1e-2 if dtype != jnp.float32 else 1e-5)
+    for found, other in ((d_x, y), (d_y, x)):
+        sums = np.float64(other[0]).sum(1, keepdims=True)
+        np.testing.assert_allclose(np.float64(found), np.broadcast_to(sums, found.shape), **tolerance)
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3), (0,)])
+def test_stored_after(shape: tuple[int, ...]) -> None:
+    x = jnp.arange(np.prod(shape, dtype=int)).reshape(shape)
+    for computed in (jnp.ones(()), -jnp.ones((2, 2)), jnp.full(3, jnp.nan)):
+        np.testing.assert_array_equal(stored_after(x, computed), x)
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])

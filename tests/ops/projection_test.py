@@ -1,5 +1,8 @@
 """The projection against NumPy in float64, in value and gradient, and its backward pass in the compiled program."""
 
+import functools
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -60,6 +63,42 @@ def test_gradient_of_the_weights_needs_no_transposed_activations() -> None:
     text = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(jnp.ones((2, 3, 8)), jnp.ones((8, 4))).as_text()
     assert "optimization_barrier" in text
     assert "contracting_dims = [0] x [0]" in text
+
+
+def _updated(layers, x, outer, product):
+    """Two layers' matrices after a step of gradient descent."""
+
+    def loss(layers):
+        y = x
+        for kernel in layers:
+            y = jnp.where(y > 0.5, y, 0.1 * y)  # cheap, so that XLA makes it again for a reader in another order
+            y = product(y, kernel)
+        return jnp.sum(y * outer)
+
+    return jax.tree.map(lambda kernel, d_kernel: kernel - 0.1 * d_kernel, layers, jax.grad(loss)(layers))
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu" or jax.device_count() > 1, reason="about one CPU device")
+def test_a_large_step_reads_stored_activations_and_updates_matrices_in_place() -> None:
+    layers, x = [jnp.ones((256, 256)) * 0.1] * 2, jnp.ones((64, 256))
+    compiled = {}
+    for product in (projection, jnp.matmul):
+        step = jax.jit(functools.partial(_updated, product=product), donate_argnums=0)
+        compiled[product] = step.lower(layers, x, x).compile().as_text()
+    copies = {product: len(re.findall(r"copy\(%layers", text)) for product, text in compiled.items()}
+    assert copies[projection] == 0 < copies[jnp.matmul]
+    assert compiled[projection].count(" conditional(") == 2
+    transposing = re.findall(r"%(\S*) \(.*\) -> f32\[256,64\] \{(.*?)^\}", compiled[projection], re.S | re.M)
+    assert transposing and all("select" not in body for _, body in transposing)
+
+
+def test_large_gradients_against_numpy() -> None:
+    x, kernel, bias, outer = _inputs((3, 70, 256), 300)
+    _, pull = jax.vjp(projection, *(jnp.asarray(a, jnp.float32) for a in (x, kernel, bias)))
+    dx, dk, db = pull(jnp.asarray(outer, jnp.float32))
+    np.testing.assert_allclose(dx, outer @ kernel.T, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(dk, np.einsum("bni,bno->io", x, outer), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(db, outer.sum((0, 1)), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("x, kernel, bias", [((2, 5), (4, 3), None), ((5,), (5, 3, 1), None), ((2, 5), (5, 3), (4,))])

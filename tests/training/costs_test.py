@@ -29,6 +29,8 @@ def shapes() -> dict[str, tuple[Any, dict[str, tuple[int, int]], dict[str, Any]]
     sizes = dict(d_model=32, d_ff=64, num_heads=2)
     pair = ModelConfig(vocab_size=512, encoder_layers=1, decoder_layers=1, attention_dropout_rate=0.1, **sizes)
     half = ModelConfig(vocab_size=512, encoder_layers=1, decoder_layers=1, dtype="bfloat16", **sizes)
+    # Wide enough for the products over rows that large matrices have.
+    wide = ModelConfig(vocab_size=512, encoder_layers=1, decoder_layers=1, d_model=256, d_ff=256, num_heads=2)
     decoder = presets.llama(512, decoder_layers=2, num_kv_heads=1, dropout_rate=0.1, **sizes)
     encoder = presets.bert_base(512, encoder_layers=2, **sizes)
     return {
@@ -38,6 +40,7 @@ def shapes() -> dict[str, tuple[Any, dict[str, tuple[int, int]], dict[str, Any]]
         "translation accumulated 8x16": (pair, dict(source=(8, 16), target=(8, 16)), dict(accumulate=2)),
         "decoder 4x64": (decoder, dict(tokens=(4, 64)), {}),
         "encoder 4x64": (encoder, dict(tokens=(4, 64)), {}),
+        "translation wide 2x16": (wide, dict(source=(2, 16), target=(2, 16)), {}),
     }
 
 

@@ -36,13 +36,15 @@ def test_accumulation_equals_the_big_batch(accumulate):
 def test_gradient_is_that_of_the_mean_over_tokens_in_float64():
     rows = batch(4)
     state = state_of(optax.sgd(1.0))
-    new, _ = make_train_step(without_dropout, optax.sgd(1.0))(state, rows)
+    new, metrics = make_train_step(without_dropout, optax.sgd(1.0))(state, rows)
     kernel = np.asarray(state.params["layer"]["kernel"], np.float64)
     x, w = np.asarray(rows["features"], np.float64), np.asarray(rows["weights"], np.float64)
     scores = np.exp(x @ kernel)
     error = scores / scores.sum(-1, keepdims=True) - np.eye(3)[rows["labels"]]
     gradient = np.einsum("btf,btc,bt->fc", x, error, w) / w.sum()
     np.testing.assert_allclose(new.params["layer"]["kernel"], kernel - gradient, rtol=1e-4, atol=1e-6)
+    of_bias = np.einsum("btc,bt->c", error, w) / w.sum()
+    np.testing.assert_allclose(metrics["gradient_norm"], np.hypot(*map(np.linalg.norm, (gradient, of_bias))), rtol=1e-5)
 
 
 def test_moving_average():

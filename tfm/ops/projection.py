@@ -57,8 +57,9 @@ def _product_forward(x: jax.Array, kernel: jax.Array, bias: jax.Array | None,
 def _product_backward(dtype: jnp.dtype, saved: tuple, dy: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array | None]:
     x, kernel, bias = saved
     dy = jax.lax.optimization_barrier(dy.reshape(-1, dy.shape[-1]))
-    dx = contract(dy, kernel.astype(dtype), (1, 1)).astype(x.dtype).reshape(x.shape)
-    dw = row_product(x.reshape(-1, x.shape[-1]), dy).astype(kernel.dtype)
+    dx = contract(dy, kernel.astype(dtype), (1, 1)).astype(x.dtype)
+    dw = row_product(x.reshape(dx.shape), dy, after=dx).astype(kernel.dtype)
+    dx = dx.reshape(x.shape)
     if bias is None:
         return dx, dw, None
     return dx, dw, jnp.sum(dy, axis=0, dtype=jnp.promote_types(dtype, jnp.float32)).astype(bias.dtype)

@@ -98,12 +98,12 @@ def make_train_step(loss_fn: LossFn, optimizer: optax.GradientTransformation, *,
         gradients, sums = _summed_gradients(loss_of_trained, trained, batch, key, accumulate)
         weight = jnp.where(sums["weight"] > 0, sums["weight"], 1.0)
         with jax.named_scope("optimizer"):
+            gradient_norm = optax.global_norm(gradients) / weight
             # A division would be written out for the moments to read; a product becomes a part of what reads it.
             gradients = jax.tree.map(lambda g: g * (1.0 / weight).astype(g.dtype), gradients)
             updates, opt_state = optimizer.update(gradients, state.opt_state, trained)
             trained = optax.apply_updates(trained, updates)
             params = join_params(trained, frozen)
-            gradient_norm = optax.global_norm(gradients)
         ema = state.ema
         if ema_decay is not None:
             averaged = split_params(ema or {}, trainable)[0]
