@@ -7,16 +7,18 @@
 
 All do the same work: float32, dropout 0.1 on embeddings, sub-layers, attention weights and (translation) the inner
 feed-forward layer, the loss over every token, Adam. Each runs in a process of its own and the processes take turns, so
-that a slow spell of the machine falls on all of them: quote ratios between the rows of one run. Without torch or
-transformers their rows say so.
+that a slow spell of the machine falls on all of them; a turn begins when the machine is idle. Quote ratios between the
+rows of one run. Without torch or transformers their rows say so.
 
 Names: `tfm` is the library as its commands run it. `tfm-without-A+B` switches techniques off, `tfm-only-A` all others;
 they are hash (dropout bits by counter hash; else threefry), projection (its own backward pass; else JAX's), loss (fused
-cross-entropy; else logits written out), norm (its own backward pass; else JAX's), narrow (bfloat16 operands turned over
-for products over rows; else XLA multiplies float32 copies) and malloc (freed memory kept, on huge pages). A peer's
-name may end in `@tuned`: its math library's fast path on any x86 processor (which needs a C compiler here) and huge
-pages; or in `@kept`: the fast path and freed memory kept. `-bf16` multiplies in bfloat16. The peak that shares are
-of is that of products of 2048 x 2048 matrices, which take turns with the rest.
+cross-entropy; else logits written out), norm (its own backward pass; else JAX's), stored (activations turned over as
+arrays of their own for the gradient of a large matrix; else as they lie, or bfloat16 ones turned over by whatever reads
+them), narrow (bfloat16 operands turned over for products over rows; else XLA multiplies float32 copies; without stored,
+too) and malloc (freed memory kept, on huge pages). A peer's name may end in `@tuned`: its math library's fast path on
+any x86 processor (which needs a C compiler here) and huge pages; or in `@kept`: the fast path and freed memory kept.
+`-bf16` multiplies in bfloat16. The peak that shares are of is that of products of 2048 x 2048 matrices, which take
+turns with the rest.
 """
 
 import argparse
@@ -31,6 +33,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from idle import wait_until_idle
 from torch_tuned import HUGE_PAGES, fast_path
 
 TRANSLATION = ["tfm", "torch-eager", "torch-compile", "huggingface"]
@@ -43,7 +46,7 @@ CASES: dict[str, dict[str, Any]] = {
     "tiny-gpt2": dict(kind="gpt2", d_model=32, d_ff=128, heads=4, layers=1, vocab=128, batch=4, length=8),
     "tiny-bert": dict(kind="bert", d_model=32, d_ff=128, heads=4, layers=1, vocab=128, batch=4, length=8),
 }
-TECHNIQUES = ("hash", "projection", "loss", "norm", "narrow", "malloc")
+TECHNIQUES = ("hash", "projection", "loss", "norm", "stored", "narrow", "malloc")
 RECIPE = dict(dropout=0.1, learning_rate=1e-4, betas=(0.9, 0.98), epsilon=1e-9)
 BOS, EOS = 1, 2
 Step = Callable[[int], float]
@@ -139,8 +142,9 @@ class Worker:
         return json.loads(line) if line else dict(error="the process ended")
 
     def ask(self, request: dict) -> dict:
-        """The answer to a request."""
+        """The answer to a request, made when the machine is idle."""
         assert self.process.stdin
+        wait_until_idle()
         self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()
         return self.receive()
@@ -332,7 +336,7 @@ def switch_off(techniques: set[str]) -> None:
     import tfm.ops.dense
     import tfm.training.loss
     from tfm.ops.losses import label_smoothed_cross_entropy
-    from tfm.ops.products import contract
+    from tfm.ops.products import contract, row_product
 
     def plain_projection(x: Any, kernel: Any, bias: Any = None, *, dtype: Any = None) -> Any:
         y = jnp.matmul(x.astype(dtype), kernel.astype(dtype), preferred_element_type=jnp.float32).astype(dtype)
@@ -360,10 +364,12 @@ def switch_off(techniques: set[str]) -> None:
         tfm.training.loss.fused_cross_entropy_sum = plain_loss
     if "norm" in techniques:
         tfm.nn.norms.layer_norm, tfm.nn.norms.rms_norm = plain_norm, functools.partial(plain_norm, centred=False)
+    modules: list[Any] = [importlib.import_module(f"tfm.ops.{name}") for name in ("projection", "losses")]
+    if "stored" in techniques:
+        modules[0].row_product = lambda x, y, after=None: row_product(x, y)
     if "narrow" in techniques:
-        for name in ("projection", "losses"):
-            module: Any = importlib.import_module(f"tfm.ops.{name}")
-            module.row_product = functools.partial(contract, axes=(0, 0))
+        for module in modules:
+            module.row_product = lambda x, y, after=None: contract(x, y, (0, 0))
 
 
 if __name__ == "__main__":
