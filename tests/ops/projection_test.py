@@ -92,6 +92,20 @@ def test_a_large_step_reads_stored_activations_and_updates_matrices_in_place() -
     assert transposing and all("select" not in body for _, body in transposing)
 
 
+@pytest.mark.parametrize("sought, products", [(0, 2), (1, 2), ((0, 1), 3)])
+def test_only_gradients_that_are_sought_are_computed(sought: int | tuple, products: int) -> None:
+    x, kernel = jnp.ones((64, 256)), jnp.ones((256, 512))
+    gradient = jax.jit(jax.grad(lambda x, kernel: jnp.sum(jnp.sin(projection(x, kernel))), argnums=sought))
+    analysis = gradient.lower(x, kernel).compile().cost_analysis()
+    assert round(analysis["flops"] / (2 * 64 * 256 * 512)) == products
+
+
+def test_a_result_that_nobody_uses_has_zero_gradients() -> None:
+    kernel = jnp.ones((256, 256))
+    d_x, d_kernel = jax.grad(lambda x, k: (jnp.sum(x), projection(x, k))[0], argnums=(0, 1))(jnp.ones((2, 256)), kernel)
+    assert float(d_x.min()) == float(d_x.max()) == 1.0 and not d_kernel.any()
+
+
 def test_large_gradients_against_numpy() -> None:
     x, kernel, bias, outer = _inputs((3, 70, 256), 300)
     _, pull = jax.vjp(projection, *(jnp.asarray(a, jnp.float32) for a in (x, kernel, bias)))

@@ -1,9 +1,11 @@
 """The product of activations with a weight matrix, with a backward pass of its own."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
 from jax.typing import DTypeLike
 
 from tfm.ops.products import contract, row_product, times_matrix
@@ -49,20 +51,22 @@ def _product(x: jax.Array, kernel: jax.Array, bias: jax.Array | None, dtype: jnp
     return (y if bias is None else y + bias.astype(y.dtype)).astype(dtype)
 
 
-def _product_forward(x: jax.Array, kernel: jax.Array, bias: jax.Array | None,
-                     dtype: jnp.dtype) -> tuple[jax.Array, tuple]:
-    return _product(x, kernel, bias, dtype), (x, kernel, bias)
+def _product_forward(x: Any, kernel: Any, bias: Any, dtype: jnp.dtype) -> tuple[jax.Array, tuple]:
+    values = x.value, kernel.value, None if bias is None else bias.value
+    return _product(*values, dtype), (*values, () if x.perturbed else None)
 
 
-def _product_backward(dtype: jnp.dtype, saved: tuple, dy: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-    x, kernel, bias = saved
+def _product_backward(dtype: jnp.dtype, saved: tuple, dy: Any) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    x, kernel, bias, sought = saved  # `sought` is None where nobody asks for dx, which XLA then leaves out
+    if isinstance(dy, SymbolicZero):
+        dy = jnp.zeros(dy.shape, dy.dtype)
     dy = jax.lax.optimization_barrier(dy.reshape(-1, dy.shape[-1]))
     dx = contract(dy, kernel.astype(dtype), (1, 1)).astype(x.dtype)
-    dw = row_product(x.reshape(dx.shape), dy, after=dx).astype(kernel.dtype)
+    dw = row_product(x.reshape(dx.shape), dy, after=dy if sought is None else dx).astype(kernel.dtype)
     dx = dx.reshape(x.shape)
     if bias is None:
         return dx, dw, None
     return dx, dw, jnp.sum(dy, axis=0, dtype=jnp.promote_types(dtype, jnp.float32)).astype(bias.dtype)
 
 
-_product.defvjp(_product_forward, _product_backward)
+_product.defvjp(_product_forward, _product_backward, symbolic_zeros=True)
