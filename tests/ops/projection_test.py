@@ -100,6 +100,12 @@ def test_only_gradients_that_are_sought_are_computed(sought: int | tuple, produc
     assert round(analysis["flops"] / (2 * 64 * 256 * 512)) == products
 
 
+@pytest.mark.parametrize("shape", [(0, 256), (3, 0, 256)])
+def test_a_large_matrix_and_no_rows(shape: tuple[int, ...]) -> None:
+    gradients = jax.grad(lambda x, k: jnp.sum(projection(x, k)), argnums=(0, 1))(jnp.ones(shape), jnp.ones((256, 300)))
+    assert gradients[0].shape == shape and not gradients[1].any()
+
+
 def test_a_result_that_nobody_uses_has_zero_gradients() -> None:
     kernel = jnp.ones((256, 256))
     d_x, d_kernel = jax.grad(lambda x, k: (jnp.sum(x), projection(x, k))[0], argnums=(0, 1))(jnp.ones((2, 256)), kernel)

@@ -25,7 +25,7 @@ def contract(a: jax.Array, b: jax.Array, axes: tuple[int, int]) -> jax.Array:
 
 
 LARGE = 1 << 16
-"""From so many weights on, two cores multiply a row faster than one."""
+"""From so many weights on, two cores multiply a row faster than one, and activations are worth being stored."""
 
 
 def times_matrix(x: jax.Array, matrix: jax.Array) -> jax.Array:
@@ -59,7 +59,8 @@ def row_product(x: jax.Array, y: jax.Array, after: jax.Array | None = None) -> j
 
     A CPU multiplies fastest where the left operand is summed over its last axis: else XLA's CPU backend packs a large
     float32 operand number by number, and makes float32 copies of bfloat16 ones. So x is turned over first, for a tenth
-    of the product's time.
+    of the product's time: a float32 one only where `after` is given and there is one device, since several would have
+    to exchange a number of it.
 
     Args:
         x: [N, I] float.
@@ -75,7 +76,7 @@ def row_product(x: jax.Array, y: jax.Array, after: jax.Array | None = None) -> j
     """
     if jax.default_backend() != "cpu":
         return contract(x, y, (0, 0))
-    if after is not None and jax.device_count() == 1 and x.shape[1] * y.shape[1] >= LARGE:
+    if after is not None and after.size and jax.device_count() == 1 and x.shape[1] * y.shape[1] >= LARGE:
         return contract(turned(stored_after(x, after)), y, (1, 0))
     if jnp.finfo(x.dtype).bits < 32:
         return contract(turned(x), y, (1, 0))
