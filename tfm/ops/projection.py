@@ -20,6 +20,8 @@ def projection(x: jax.Array, kernel: jax.Array, bias: jax.Array | None = None, *
     Operands are rounded to `dtype`; products and the bias are summed in float32 (or wider), and the sum is rounded to
     `dtype` once. The backward pass stores the incoming gradient before the two products that read it, dx = dy W^T and
     dW = x^T dy, so that the element-wise work behind it is not repeated in each reader's order, and sums db in float32.
+    For a large matrix on one CPU device x is stored for its reader, too, and dx comes before dW, so that XLA knows the
+    matrix to be read before an update that needs dW: else it would copy every matrix at each training step.
 
     Args:
         x: [..., in] float.
