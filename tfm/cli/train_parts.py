@@ -20,6 +20,7 @@ from tfm.data import EvalBatches, Splits, Tokenizer, TrainIterator, make_eval_ba
 from tfm.models import build, init_params
 from tfm.models.adapters import join_params, trainable
 from tfm.parallel.exchange import first_alone, from_first, is_first
+from tfm.parallel.kept_programs import KeptPrograms
 from tfm.parallel.mesh import use_mesh
 from tfm.parallel.pieces import make_in_pieces
 from tfm.parallel.processes import batch_part, whole_copy
@@ -100,7 +101,7 @@ class Parts:
         update = make_train_step(loss, optimizer, accumulate=config.optimizer.accumulate,
                                  ema_decay=config.optimizer.ema_decay, trainable=trainable(config.model))
         shardings = jax.tree.map(lambda leaf: leaf.sharding, shapes)
-        step = ByShape(jax.jit(update, donate_argnums=0, out_shardings=(shardings, None)))
+        step = ByShape(jax.jit(update, donate_argnums=0, out_shardings=(shardings, None)), self.kept("training step"))
         done = 0 if restored is None else int(restored.state.step)
         writer = MetricsWriter(self.folder, start_step=done) if is_first() else None
         peeked = Peeked(batches)
@@ -111,6 +112,14 @@ class Parts:
                 step.begin(shapes, run.place(peeked.first))
         state = self.new_state(program, shardings) if restored is None else restored.state
         return replace(run, evaluate=self.evaluation()), state
+
+    def kept(self, function: str) -> KeptPrograms | None:
+        """Where programs of a function are kept from one start to the next; None: nowhere."""
+        settings = jax.config.values
+        folder = settings["jax_compilation_cache_dir"] if settings["jax_enable_compilation_cache"] else None
+        if folder is None or jax.process_count() > 1:
+            return None
+        return KeptPrograms(Path(folder) / "steps", function, repr(self.config))
 
     def training_batches(self) -> TrainIterator:
         """This process's part of the training batches."""
@@ -150,7 +159,8 @@ class Parts:
         if not len(self.splits.valid):
             return None
         batches = first_alone(self.validation_batches, "validation batches")
-        step = ByShape(jax.jit(make_eval_step(make_loss(self.model, self.config.model))))
+        loss = make_loss(self.model, self.config.model)
+        step = ByShape(jax.jit(make_eval_step(loss)), self.kept("evaluation step"))
         task = self.translation()
 
         def evaluate(run: Run, params: Params, number: int, stop: StopCheck) -> dict[str, float]:

@@ -11,7 +11,8 @@ import jax
 def enable_compilation_cache() -> Path:
     """Keep compiled programs, small ones too, in the user's cache folder, so that the next start compiles none again.
 
-    `JAX_COMPILATION_CACHE_DIR` names another folder.
+    `JAX_COMPILATION_CACHE_DIR` names another folder, `JAX_ENABLE_COMPILATION_CACHE=false` keeps nothing. Training and
+    evaluation steps are kept in its folder `steps`, too (`tfm.parallel.kept_programs`).
 
     Returns:
         the folder.

@@ -15,6 +15,7 @@ from flax import struct
 
 from tfm.models.adapters import join_params, split_params
 from tfm.parallel.exchange import wait_for_all
+from tfm.parallel.kept_programs import KeptPrograms
 from tfm.training.loss import Batch, LossFn, Params
 
 
@@ -136,8 +137,9 @@ def pad_rows(batch: Mapping[str, np.ndarray], multiple: int) -> dict[str, np.nda
 class ByShape:
     """A jitted function compiled once for each set of argument shapes, with the time and the programs kept."""
 
-    def __init__(self, jitted: Any) -> None:
-        self._jitted = jitted
+    def __init__(self, jitted: Any, kept: KeptPrograms | None = None) -> None:
+        """A program of an earlier start is taken from `kept`, without tracing."""
+        self._jitted, self._kept = jitted, kept
         self.programs: dict[Any, Any] = {}
         self._begun: dict[Any, Future[Any]] = {}
         self.compile_seconds = 0.0
@@ -148,7 +150,7 @@ class ByShape:
     def begin(self, tree: Any, batch: Mapping[str, jax.Array]) -> None:
         """Trace for these arguments, or their shapes, and go on to compile in a thread; `compiled` waits for it."""
         worker = ThreadPoolExecutor(1)
-        self._begun[_shapes(batch)] = worker.submit(self._compile, self._lower(tree, batch))
+        self._begun[_shapes(batch)] = worker.submit(self._find(tree, batch) or self._lower(tree, batch))
         worker.shutdown(wait=False)
 
     def compiled(self, tree: Any, batch: Mapping[str, jax.Array]) -> Any:
@@ -156,21 +158,30 @@ class ByShape:
         shapes = _shapes(batch)
         if shapes not in self.programs:
             begun = self._begun.pop(shapes, None)
-            self.programs[shapes] = begun.result() if begun else self._compile(self._lower(tree, batch))
+            find = begun.result if begun else self._find(tree, batch)
+            self.programs[shapes] = (find and find()) or self._lower(tree, batch)()
             wait_for_all("compiled")
         return self.programs[shapes]
 
-    def _lower(self, tree: Any, batch: Mapping[str, jax.Array]) -> Any:
-        start = time.perf_counter()
-        lowered = self._jitted.lower(tree, batch)
-        self.compile_seconds += time.perf_counter() - start
-        return lowered
+    def _find(self, *arguments: Any) -> Callable[[], Any] | None:
+        """What loads a kept program."""
+        find = self._kept.find(arguments) if self._kept else None
+        return self._timed(find) if find else None
 
-    def _compile(self, lowered: Any) -> Any:
-        start = time.perf_counter()
-        program = lowered.compile()
-        self.compile_seconds += time.perf_counter() - start
-        return program
+    def _lower(self, *arguments: Any) -> Callable[[], Any]:
+        """Trace; what compiles is given back."""
+        lowered = self._timed(lambda: self._jitted.lower(*arguments))()
+        kept = self._kept
+        return self._timed(lambda: kept.compile(lowered, arguments) if kept else lowered.compile())
+
+    def _timed(self, work: Callable[[], Any]) -> Callable[[], Any]:
+        def run() -> Any:
+            start = time.perf_counter()
+            result = work()
+            self.compile_seconds += time.perf_counter() - start
+            return result
+
+        return run
 
 
 def _shapes(batch: Mapping[str, jax.Array]) -> tuple[tuple[str, tuple[int, ...], str], ...]:
