@@ -145,3 +145,14 @@ def test_root_script_gives_the_exit_code(tmp_path):
 
 def test_a_config_file_gives_its_config(config_file):
     assert isinstance(load_config_file(config_file), Config)
+
+
+@pytest.mark.parametrize("remat", ["full", "dots"])
+def test_rematerialisation_changes_no_loss(run, config_file, tmp_path, remat):
+    """A new run, with all that the command does before its first step."""
+    assert main([config_file, "--workdir", str(tmp_path), "--model.remat", remat]) == 0
+    plain, saving = ([json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+                     for folder in (run, tmp_path))
+    losses = [row["loss"] for row in saving if "loss" in row]
+    assert len(losses) == 3
+    assert losses == pytest.approx([row["loss"] for row in plain if "loss" in row][:3], rel=1e-5)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
+import shutil
 import subprocess
 import sys
 import threading
+import zlib
 from pathlib import Path
 
 import jax
@@ -71,36 +74,87 @@ def test_whatever_differs_is_not_found(tmp_path, monkeypatch):
         assert programs.find(arguments) is None
     finally:
         jax.config.update("jax_default_matmul_precision", None)
-    for name, value in (("_source", "other code"), ("_processor", "flags: none")):
-        with monkeypatch.context() as changed:
-            changed.setattr(kept_programs, name, lambda value=value: value)
-            assert programs.find(arguments) is None
     with monkeypatch.context() as changed:
-        changed.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true")
+        changed.setattr(kept_programs, "_processor", lambda: "flags: none")
         assert programs.find(arguments) is None
+    with monkeypatch.context() as changed:
+        changed.setattr(kept_programs, "_SOURCE", "other code")
+        assert KeptPrograms(tmp_path / "steps", "f", "config").find(arguments) is None
+    for name, value in (("XLA_FLAGS", "--xla_cpu_enable_fast_math=true"), ("FLAX_FIX_RNG_SEPARATOR", "1")):
+        with monkeypatch.context() as changed:
+            changed.setenv(name, value)
+            assert programs.find(arguments) is None
     assert programs.find(arguments) is not None
 
 
 def test_the_source_is_every_line_of_the_package(tmp_path):
     """One changed letter in a copy of the package is another source."""
-    import shutil
-
     shutil.copytree(ROOT / "tfm", tmp_path / "tfm", ignore=shutil.ignore_patterns("__pycache__"))
-    ask = [sys.executable, "-c", "from tfm.parallel.kept_programs import _source; print(_source())"]
+    ask = [sys.executable, "-c", "from tfm.parallel.kept_programs import source_hash; print(source_hash())"]
 
     def source():
         return subprocess.run(ask, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path)}, check=True,
                               capture_output=True, text=True).stdout.strip()
 
     before = source()
-    assert before == kept_programs._source()
+    assert before == kept_programs.source_hash()
+    (tmp_path / "tfm" / "ops" / ".#losses.py").symlink_to("somebody@host.1:2")  # as an editor leaves it
+    (tmp_path / "tfm" / "ops" / "folder.py").mkdir()
+    assert source() == before
     path = tmp_path / "tfm" / "ops" / "losses.py"
     path.write_text(path.read_text().replace("softmax", "softmin", 1))
     assert source() != before
 
 
+def test_flags_may_lie_in_a_file(tmp_path, monkeypatch):
+    flags = tmp_path / "flags"
+    flags.write_text("--xla_cpu_enable_fast_math=false")
+    monkeypatch.setenv("XLA_FLAGS", str(flags))
+    programs = KeptPrograms(tmp_path / "steps", "f")
+    arguments = keep(programs, 0.375)
+    assert programs.find(arguments) is not None
+    flags.write_text("--xla_cpu_enable_fast_math=true")
+    assert programs.find(arguments) is None
+
+
+def test_a_program_is_not_kept_if_the_code_was_edited_meanwhile(tmp_path, monkeypatch):
+    programs = KeptPrograms(tmp_path / "steps", "f")
+    monkeypatch.setattr(kept_programs, "source_hash", lambda: "edited")
+    keep(programs, 0.625)
+    assert not (tmp_path / "steps").exists()
+
+
+def test_a_program_that_is_no_data_is_not_kept(tmp_path):
+    """And no thread ends with a traceback, which pytest would report."""
+    programs, x = KeptPrograms(tmp_path / "steps", "f"), jnp.ones(3)
+
+    def show(x):
+        jax.debug.callback(lambda value: None, x)
+        return x + 0.125
+
+    before = set(threading.enumerate())
+    programs.compile(jax.jit(show).lower(x), (x,))
+    for thread in set(threading.enumerate()) - before:
+        thread.join()
+    assert not (tmp_path / "steps").exists()
+
+
+def test_a_folder_of_somebody_else_is_read(tmp_path, monkeypatch):
+    programs = KeptPrograms(tmp_path / "steps", "f")
+    arguments = keep(programs, 0.875)
+
+    def refuse(*_):
+        raise PermissionError("not yours")
+
+    monkeypatch.setattr(os, "utime", refuse)
+    assert programs.find(arguments)() is not None
+
+
 @pytest.mark.parametrize("damage", [lambda data: data[:-100], lambda data: data[:50] + b"\0" * 20 + data[70:],
-                                    lambda data: b"", lambda data: b"no program"])
+                                    lambda data: b"", lambda data: b"no program",
+                                    lambda data: zlib.compress(pickle.dumps({"a": 1, "b": 2})),
+                                    lambda data: zlib.compress(b"cnosuchmodule\nX\n."),
+                                    lambda data: zlib.compress(b"cos\nnosuchthing\n.")])
 def test_a_damaged_file_is_no_program_and_is_written_again(tmp_path, damage):
     programs = KeptPrograms(tmp_path / "steps", "f")
     arguments = keep(programs, 0.75)
@@ -117,8 +171,9 @@ def test_a_damaged_file_is_no_program_and_is_written_again(tmp_path, damage):
 
 
 def test_what_does_not_load_is_no_program(tmp_path):
-    """Whole as a file, but of another build of XLA."""
-    assert kept_programs._load(b"of another build", (None, None), jax.devices()[:1]) is None
+    """Whole as a file, but of another build of XLA, or nothing like a program."""
+    for data in (b"of another build", b"", b"cnosuchmodule\nX\n."):
+        assert kept_programs._load(data, None, None, jax.devices()[:1]) is None
 
 
 def test_what_the_compilation_cache_gave_is_not_written(tmp_path):

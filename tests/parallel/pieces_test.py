@@ -1,5 +1,6 @@
 """Pieces of a program: its results bit for bit, with their shardings, and few programs."""
 
+import functools
 import logging
 import os
 import subprocess
@@ -87,3 +88,18 @@ def test_results_of_arguments_and_of_results() -> None:
     made = make_in_pieces(jax.make_jaxpr(program)(x), [place()] * 5, x)
     jax.tree.map(np.testing.assert_array_equal, made, program(x))
     assert len({array.unsafe_buffer_pointer() for array in (x, *made)}) == 6
+
+
+def test_operations_without_a_hash_are_pieces_of_their_own() -> None:
+    """As those are that have a backward pass and arguments without one."""
+
+    @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+    def times(x: jax.Array, factor: int) -> jax.Array:
+        return factor * x
+
+    times.defvjp(lambda x, factor: (factor * x, None), lambda factor, _, g: (factor * g,))
+    program = jax.make_jaxpr(lambda key: [times(jax.random.normal(k, (3,)), 2) for k in jax.random.split(key)])
+    key = jax.random.key(1)
+    made = make_in_pieces(program(key), [jax.sharding.SingleDeviceSharding(jax.devices()[0])] * 2, key)
+    for found, k in zip(made, jax.random.split(key), strict=True):
+        np.testing.assert_array_equal(found, 2 * jax.random.normal(k, (3,)))

@@ -114,10 +114,13 @@ class Parts:
         return replace(run, evaluate=self.evaluation()), state
 
     def kept(self, function: str) -> KeptPrograms | None:
-        """Where programs of a function are kept from one start to the next; None: nowhere."""
+        """Where programs of a function are kept from one start to the next; None: nowhere, as where JAX's cache is off
+        or has a limit of size.
+        """
         settings = jax.config.values
-        folder = settings["jax_compilation_cache_dir"] if settings["jax_enable_compilation_cache"] else None
-        if folder is None or jax.process_count() > 1:
+        enabled = settings["jax_enable_compilation_cache"] and settings["jax_compilation_cache_max_size"] == -1
+        folder = settings["jax_compilation_cache_dir"]
+        if not enabled or folder is None or jax.process_count() > 1:
             return None
         return KeptPrograms(Path(folder) / "steps", function, repr(self.config))
 

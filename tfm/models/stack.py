@@ -217,7 +217,7 @@ class Stack(nn.Module):
                 "mask": _all_of(rules), "bias": bias, "key_mask": mask, "plan": where}
 
     def _run(self, layer: Layer, x: jax.Array, memory: KeyValue | None, **arguments: Any) -> tuple[jax.Array, Any]:
-        if self.config.remat == "none" or arguments["stored"] is not None:
+        if self.config.remat == "none" or arguments["stored"] is not None or self.is_initializing():
             return layer(x, memory, **arguments)
 
         def run(layer: Layer, x: jax.Array, memory: KeyValue | None) -> tuple[jax.Array, Any]:

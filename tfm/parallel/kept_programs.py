@@ -38,7 +38,7 @@ class KeptPrograms:
 
     def __init__(self, folder: Path, *origin: str) -> None:
         """The folder need not exist; `origin` is all that the function's code depends on, such as the config."""
-        self._folder, self._origin = folder, origin
+        self._folder, self._origin, self._source = folder, origin, _SOURCE
         _listen()
 
     def find(self, arguments: Any) -> Callable[[], jax.stages.Compiled | None] | None:
@@ -49,11 +49,12 @@ class KeptPrograms:
         """
         path = self._path(arguments)
         try:
-            program, trees = pickle.loads(zlib.decompress(path.read_bytes()))
-            os.utime(path)
-        except (OSError, zlib.error, pickle.PickleError, EOFError, ValueError, TypeError):
+            program, (in_tree, out_tree) = pickle.loads(zlib.decompress(path.read_bytes()))
+        except Exception:  # whatever is wrong with a file, it can be made again
             return None
-        return functools.partial(_load, program, trees, _devices(arguments))
+        with contextlib.suppress(OSError):  # a folder of somebody else
+            os.utime(path)
+        return functools.partial(_load, program, in_tree, out_tree, _devices(arguments))
 
     def compile(self, lowered: jax.stages.Lowered, arguments: Any) -> jax.stages.Compiled:
         """Compile, and keep the program. It is written in a thread; a program that cannot be kept is none the worse."""
@@ -65,8 +66,10 @@ class KeptPrograms:
         return program
 
     def _keep(self, program: jax.stages.Compiled, path: Path) -> None:
-        with contextlib.suppress(OSError, ValueError, NotImplementedError, jax.errors.JaxRuntimeError):
+        with contextlib.suppress(Exception):  # a full disk, a program with a part that is no data, such as a callback
             data, *trees = serialize(program)
+            if source_hash() != self._source:  # edited since: this program is of the code before
+                return
             self._folder.mkdir(parents=True, exist_ok=True)
             draft = path.with_name(f"{path.name}-{os.getpid()}")
             try:
@@ -81,15 +84,15 @@ class KeptPrograms:
         leaves, form = jax.tree.flatten(arguments)
         about = [(x.shape, x.dtype, getattr(x, "weak_type", False), x.sharding) for x in leaves]
         devices = _devices(arguments)
-        parts = [*self._origin, _source(), *_surroundings(), str(form), *map(str, about), *map(repr, devices),
+        parts = [*self._origin, self._source, *_surroundings(), str(form), *map(str, about), *map(repr, devices),
                  devices[0].device_kind, devices[0].client.platform_version]
         return self._folder / hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
-def _load(program: bytes, trees: Any, devices: list[jax.Device]) -> jax.stages.Compiled | None:
+def _load(program: bytes, in_tree: Any, out_tree: Any, devices: list[jax.Device]) -> jax.stages.Compiled | None:
     try:
-        return deserialize_and_load(program, trees[0], trees[1], backend=devices[0].client, execution_devices=devices)
-    except (jax.errors.JaxRuntimeError, pickle.PickleError, ValueError, TypeError, KeyError, AttributeError):
+        return deserialize_and_load(program, in_tree, out_tree, backend=devices[0].client, execution_devices=devices)
+    except Exception:  # of another build of XLA, or no program at all: it can be compiled again
         return None
 
 
@@ -99,30 +102,44 @@ def _devices(arguments: Any) -> list[jax.Device]:
     return list(sharding.mesh.devices.flat if isinstance(sharding, NamedSharding) else sharding.device_set)
 
 
-@functools.cache
-def _source() -> str:
-    """A hash of the code of this package."""
+def source_hash() -> str:
+    """A hash of the code of this package, as the files are now."""
     root, code = Path(__file__).parents[1], hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
-        code.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes() + b"\0")
+        if path.is_file():
+            code.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes() + b"\0")
     return code.hexdigest()
+
+
+_SOURCE = source_hash()
+"""The hash of the code as it was imported."""
 
 
 def _surroundings() -> list[str]:
     """Versions, settings and processor, which decide what a function is compiled to."""
     settings = {name: value for name, value in jax.config.values.items() if "cache" not in name}
-    environment = {name: value for name, value in os.environ.items() if name.startswith(("XLA_", "LIBTPU_", "TF_"))}
+    prefixes = "XLA_", "LIBTPU_", "PJRT_", "TF_", "FLAX_"
+    environment = {name: _content(value) for name, value in os.environ.items() if name.startswith(prefixes)}
     return [*map(importlib.metadata.version, _LIBRARIES), platform.python_version(), platform.machine(),
-            str(sorted(settings.items())), str(sorted(environment.items())), str(os.cpu_count()), _processor()]
+            str(sorted(settings.items())), str(sorted(environment.items())), _processor()]
+
+
+def _content(setting: str) -> str:
+    """A setting, and if it names a file, as `XLA_FLAGS` may, what the file says."""
+    try:
+        return f"{setting}: {Path(setting).read_text(errors='replace')}"
+    except (OSError, ValueError):
+        return setting
 
 
 def _processor() -> str:
-    """What a processor can do, as the kernel lists it; empty where there is no such list."""
+    """How many cores this process has and what they can do, as the kernel lists it."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
-        return platform.processor()
-    return next((line for line in lines if line.startswith(("flags", "Features"))), "")
+        return f"{cores} {platform.processor()}"
+    return f"{cores} " + next((line for line in lines if line.startswith(("flags", "Features"))), "")
 
 
 @functools.cache

@@ -76,7 +76,8 @@ class _Piece:
         computed = []
         for equation in self.equations:
             read = tuple(map(number_of, equation.invars))
-            computed.append((equation.primitive, tuple(equation.params.items()), read))
+            parameters = tuple((name, _comparable(value)) for name, value in equation.params.items())
+            computed.append((equation.primitive, parameters, read))
             numbers |= {variable: len(numbers) + i for i, variable in enumerate(equation.outvars)}
         return tuple(computed), number_of(self.result)
 
@@ -138,6 +139,15 @@ def _makers(jaxpr: Jaxpr) -> dict[Any, int]:
 def _closed(jaxpr: Jaxpr, inputs: Sequence[Any], results: Sequence[Any], equations: Sequence[Any]) -> ClosedJaxpr:
     part: Any = jaxpr
     return ClosedJaxpr(part.replace(constvars=[], invars=list(inputs), outvars=list(results), eqns=list(equations)), [])
+
+
+def _comparable(parameter: Any) -> Hashable:
+    """A parameter of an operation; one that has no hash is like itself alone."""
+    try:
+        hash(parameter)
+    except TypeError:
+        return id(parameter)
+    return parameter
 
 
 def _is_key(variable: Any) -> bool:
