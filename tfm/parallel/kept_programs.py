@@ -1,7 +1,8 @@
 """Compiled programs that a later start finds without tracing anything.
 
 JAX's own compilation cache looks a program up by its text, which takes a second of tracing and lowering for a step of
-the paper's base model. Here a program is looked up by all that its text comes from.
+the paper's base model. Here a program is looked up by all that its text comes from. As with JAX's cache, what lies in
+the folder is run: nobody else should be able to write there.
 """
 
 from __future__ import annotations
@@ -105,10 +106,10 @@ def _devices(arguments: Any) -> list[jax.Device]:
 def source_hash() -> str:
     """A hash of the code of this package, as the files are now."""
     root, code = Path(__file__).parents[1], hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        if path.is_file():
-            code.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes() + b"\0")
-    return code.hexdigest()
+    paths = sorted(path for path in root.rglob("*.py") if path.is_file())
+    for path in paths:
+        code.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes() + b"\0")
+    return code.hexdigest() if paths else os.urandom(32).hex()  # code that is not in files may be any
 
 
 _SOURCE = source_hash()
