@@ -101,7 +101,8 @@ class Parts:
         update = make_train_step(loss, optimizer, accumulate=config.optimizer.accumulate,
                                  ema_decay=config.optimizer.ema_decay, trainable=trainable(config.model))
         shardings = jax.tree.map(lambda leaf: leaf.sharding, shapes)
-        step = ByShape(jax.jit(update, donate_argnums=0, out_shardings=(shardings, None)), self.kept("training step"))
+        step = ByShape(jax.jit(update, donate_argnums=0, out_shardings=(shardings, None)),
+                      self.kept("training step", config.model, config.optimizer, config.train.steps))
         done = 0 if restored is None else int(restored.state.step)
         writer = MetricsWriter(self.folder, start_step=done) if is_first() else None
         peeked = Peeked(batches)
@@ -113,16 +114,16 @@ class Parts:
         state = self.new_state(program, shardings) if restored is None else restored.state
         return replace(run, evaluate=self.evaluation()), state
 
-    def kept(self, function: str) -> KeptPrograms | None:
+    def kept(self, function: str, *origin: Any) -> KeptPrograms | None:
         """Where programs of a function are kept from one start to the next; None: nowhere, as where JAX's cache is off
-        or has a limit of size.
+        or has a limit of size. `origin` are the parts of the config that decide what the function computes.
         """
         settings = jax.config.values
         enabled = settings["jax_enable_compilation_cache"] and settings["jax_compilation_cache_max_size"] == -1
         folder = settings["jax_compilation_cache_dir"]
         if not enabled or folder is None or jax.process_count() > 1:
             return None
-        return KeptPrograms(Path(folder) / "steps", function, repr(self.config))
+        return KeptPrograms(Path(folder) / "steps", function, repr(origin))
 
     def training_batches(self) -> TrainIterator:
         """This process's part of the training batches."""
@@ -163,7 +164,7 @@ class Parts:
             return None
         batches = first_alone(self.validation_batches, "validation batches")
         loss = make_loss(self.model, self.config.model)
-        step = ByShape(jax.jit(make_eval_step(loss)), self.kept("evaluation step"))
+        step = ByShape(jax.jit(make_eval_step(loss)), self.kept("evaluation step", self.config.model))
         task = self.translation()
 
         def evaluate(run: Run, params: Params, number: int, stop: StopCheck) -> dict[str, float]:
