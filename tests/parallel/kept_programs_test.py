@@ -207,13 +207,27 @@ def test_a_folder_that_cannot_be_written_costs_nothing(tmp_path):
     assert programs.find(arguments) is None
 
 
+@pytest.mark.parametrize(("setting", "value"), [("jax_compilation_cache_max_size", 1000),
+                                                ("jax_compilation_cache_dir", None),
+                                                ("jax_enable_compilation_cache", False)])
+def test_nothing_is_kept_where_the_cache_is_off_or_bounded(setting, value):
+    before = jax.config.values[setting]
+    assert kept_programs.kept_programs("f") is not None
+    jax.config.update(setting, value)
+    try:
+        assert kept_programs.kept_programs("f") is None
+    finally:
+        jax.config.update(setting, before)
+
+
 @pytest.mark.parametrize("devices", [1, 4])
 def test_a_second_run_traces_no_step_and_ends_at_the_same_bits(tmp_path, tiny_config, devices):
     environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache"), "JAX_LOG_COMPILES": "1",
                                 "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
     ran, metrics = [], []
-    for name in ("first", "second"):
-        command = [sys.executable, str(ROOT / "train.py"), str(tiny_config), "--workdir", str(tmp_path / name)]
+    runs = {"first": [], "second": ["--train.eval-every", "1"], "other": ["--model.dropout-rate", "0.3"]}
+    for name, more in runs.items():
+        command = [sys.executable, str(ROOT / "train.py"), str(tiny_config), "--workdir", str(tmp_path / name), *more]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, cwd=ROOT)
         ran.append(done.stderr.count("Compiling jit(step)"))
         lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
@@ -221,5 +235,8 @@ def test_a_second_run_traces_no_step_and_ends_at_the_same_bits(tmp_path, tiny_co
                          if "loss" in key or key in ("step", "gradient_norm")} for line in lines])
     assert ran[0] >= 1
     assert ran[1] == 0
-    assert metrics[0] == metrics[1]
+    assert ran[2] >= 1
+    assert [row["loss"] for row in metrics[0]] == [row["loss"] for row in metrics[1]]
+    assert metrics[0][-1] == metrics[1][-1]
+    assert metrics[0][-1]["loss"] != metrics[2][-1]["loss"]
     assert len(metrics[0]) == 3

@@ -20,7 +20,7 @@ from tfm.data import EvalBatches, Splits, Tokenizer, TrainIterator, make_eval_ba
 from tfm.models import build, init_params
 from tfm.models.adapters import join_params, trainable
 from tfm.parallel.exchange import first_alone, from_first, is_first
-from tfm.parallel.kept_programs import KeptPrograms
+from tfm.parallel.kept_programs import kept_programs
 from tfm.parallel.mesh import use_mesh
 from tfm.parallel.pieces import make_in_pieces
 from tfm.parallel.processes import batch_part, whole_copy
@@ -102,7 +102,7 @@ class Parts:
                                  ema_decay=config.optimizer.ema_decay, trainable=trainable(config.model))
         shardings = jax.tree.map(lambda leaf: leaf.sharding, shapes)
         step = ByShape(jax.jit(update, donate_argnums=0, out_shardings=(shardings, None)),
-                      self.kept("training step", config.model, config.optimizer, config.train.steps))
+                      kept_programs("training step", config.model, config.optimizer, config.train.steps))
         done = 0 if restored is None else int(restored.state.step)
         writer = MetricsWriter(self.folder, start_step=done) if is_first() else None
         peeked = Peeked(batches)
@@ -113,17 +113,6 @@ class Parts:
                 step.begin(shapes, run.place(peeked.first))
         state = self.new_state(program, shardings) if restored is None else restored.state
         return replace(run, evaluate=self.evaluation()), state
-
-    def kept(self, function: str, *origin: Any) -> KeptPrograms | None:
-        """Where programs of a function are kept from one start to the next; None: nowhere, as where JAX's cache is off
-        or has a limit of size. `origin` are the parts of the config that decide what the function computes.
-        """
-        settings = jax.config.values
-        enabled = settings["jax_enable_compilation_cache"] and settings["jax_compilation_cache_max_size"] == -1
-        folder = settings["jax_compilation_cache_dir"]
-        if not enabled or folder is None or jax.process_count() > 1:
-            return None
-        return KeptPrograms(Path(folder) / "steps", function, repr(origin))
 
     def training_batches(self) -> TrainIterator:
         """This process's part of the training batches."""
@@ -164,7 +153,7 @@ class Parts:
             return None
         batches = first_alone(self.validation_batches, "validation batches")
         loss = make_loss(self.model, self.config.model)
-        step = ByShape(jax.jit(make_eval_step(loss)), self.kept("evaluation step", self.config.model))
+        step = ByShape(jax.jit(make_eval_step(loss)), kept_programs("evaluation step", self.config.model))
         task = self.translation()
 
         def evaluate(run: Run, params: Params, number: int, stop: StopCheck) -> dict[str, float]:

@@ -90,6 +90,21 @@ class KeptPrograms:
         return self._folder / hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
+def kept_programs(*origin: Any) -> KeptPrograms | None:
+    """The programs kept beside JAX's compilation cache; None where that is off or has a limit of size, and for several
+    processes.
+
+    Args:
+        *origin: what the function is, and the settings that decide what it computes; each as its `repr`.
+    """
+    settings = jax.config.values
+    enabled = settings["jax_enable_compilation_cache"] and settings["jax_compilation_cache_max_size"] == -1
+    folder = settings["jax_compilation_cache_dir"]
+    if not enabled or folder is None or jax.process_count() > 1:
+        return None
+    return KeptPrograms(Path(folder) / "steps", *map(repr, origin))
+
+
 def _load(program: bytes, in_tree: Any, out_tree: Any, devices: list[jax.Device]) -> jax.stages.Compiled | None:
     try:
         return deserialize_and_load(program, in_tree, out_tree, backend=devices[0].client, execution_devices=devices)
