@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tfm.config import AttentionPattern
+from tfm.config import AttentionPattern, ModelConfig
 from tfm.models import build, init_params
 from tfm.models.scanned import stack_layers, unstack_layers
 
@@ -153,3 +153,12 @@ def test_recomputation_of_all_but_the_products_repeats_no_projection(small, scan
 
     plain = products("none")
     assert (products("dots"), products("full")) == (plain + 2, plain + 8)
+
+
+@pytest.mark.parametrize("remat", ["full", "dots"])
+def test_initial_parameters_are_made_without_rematerialisation(remat):
+    """Else each parameter would be made by a whole layer: its forward pass is needed for none."""
+    config = ModelConfig(vocab_size=20, d_model=8, d_ff=16, num_heads=2, encoder_layers=1, decoder_layers=1)
+    plain, program = (jax.make_jaxpr(lambda key, c=c: init_params(c, key))(jax.random.key(0))
+                      for c in (config, dataclasses.replace(config, remat=remat)))
+    assert str(program) == str(plain)
