@@ -5,8 +5,9 @@
 
 Every implementation runs in a process of its own; the processes of one line of the table take turns, so that a slow
 spell of the machine falls on all of them.  A turn begins when the machine is idle, since a process goes on freeing
-gigabytes after its answer.  Quote ratios between the rows of one run, not times.  `torch-tuned` is torch with the fast
-path of its math library on any x86 processor (which needs a C compiler here) and huge pages.
+gigabytes after its answer.  Quote ratios between the rows of one run, not times.  All that is JAX is compiled as
+`train.py` compiles its steps (`tfm.decoding.program`).  `torch-tuned` is torch with the fast path of its math
+library on any x86 processor (which needs a C compiler here) and huge pages.
 """
 
 import argparse
@@ -188,19 +189,19 @@ def work(case: dict) -> float:
 def jax_call(implementation: str, pattern: str, length: int, heads: int, mode: str, dtype: str, block_size) -> Callable:
     import jax
 
+    from tfm.decoding.program import compiler_options
+
     keys = jax.random.split(jax.random.key(0), 4)
     query, key, value, cotangent = (jax.random.normal(k, (1, length, heads, 64), dtype) for k in keys)
     attend = attend_function(implementation, pattern, length, block_size)
 
-    @jax.jit
     def both(query, key, value, cotangent):
         output, pull = jax.vjp(attend, query, key, value)
         return output, pull(cotangent)
 
-    forward = jax.jit(attend)
-    if mode == "both":
-        return lambda: jax.block_until_ready(both(query, key, value, cotangent))
-    return lambda: jax.block_until_ready(forward(query, key, value))
+    jitted = jax.jit(both if mode == "both" else attend, compiler_options=compiler_options())
+    arguments = (query, key, value, cotangent)[: 4 if mode == "both" else 3]
+    return lambda: jax.block_until_ready(jitted(*arguments))
 
 
 def attend_function(implementation: str, pattern: str, length: int, block_size: int | None) -> Callable:

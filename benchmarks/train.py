@@ -289,6 +289,7 @@ def tfm_step(name: str, work: dict) -> tuple[Any, Any, Any]:
         keep_freed_memory()
     import jax
 
+    from tfm.decoding.program import compiler_options
     from tfm.models import build, init_params
     from tfm.parallel.host import run_in_turn
     from tfm.training import optimizer, step
@@ -301,7 +302,7 @@ def tfm_step(name: str, work: dict) -> tuple[Any, Any, Any]:
     rule = optimizer.make_optimizer(settings, lambda count: work["learning_rate"])
     state = jax.jit(lambda: step.init_state(lambda key: init_params(config, key), rule, 0))()
     loss = make_loss(build(config), config, smoothing=work["smoothing"])
-    update = jax.jit(step.make_train_step(loss, rule), donate_argnums=0)
+    update = jax.jit(step.make_train_step(loss, rule), donate_argnums=0, compiler_options=compiler_options())
     return update, state, jax.device_put([with_masks(batch) for batch in batches(work)])
 
 

@@ -6,12 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 
 from tfm.cli.main import main as tfm_main
 from tfm.cli.options import load_config_file, parse
 from tfm.cli.train import TrainOptions, main
 from tfm.config import Config
+from tfm.decoding.program import compiler_options
 
 
 @pytest.fixture
@@ -156,3 +158,14 @@ def test_rematerialisation_changes_no_loss(run, config_file, tmp_path, remat):
     losses = [row["loss"] for row in saving if "loss" in row]
     assert len(losses) == 3
     assert losses == pytest.approx([row["loss"] for row in plain if "loss" in row][:3], rel=1e-5)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_both_steps_are_compiled_with_the_options_of_the_backend(config_file, tmp_path, monkeypatch, number):
+    """The training and the evaluation step: an option that XLA does not know ends either."""
+    made = [compiler_options()] * 2
+    made[number] = {"xla_no_such_option": 1}
+    monkeypatch.setattr("tfm.cli.train_parts.compiler_options", iter(made).__next__)
+    monkeypatch.setattr("tfm.cli.train_parts.kept_programs", lambda *origin: None)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="xla_no_such_option"):
+        main([config_file, "--workdir", str(tmp_path), "--train.steps", "1"])

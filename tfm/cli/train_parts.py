@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 from tfm.cli.init_from import Start
 from tfm.config import Config
 from tfm.data import EvalBatches, Splits, Tokenizer, TrainIterator, make_eval_batches, make_train_iterator
+from tfm.decoding.program import compiler_options
 from tfm.models import build, init_params
 from tfm.models.adapters import join_params, trainable
 from tfm.parallel.exchange import first_alone, from_first, is_first
@@ -101,8 +102,9 @@ class Parts:
         update = make_train_step(loss, optimizer, accumulate=config.optimizer.accumulate,
                                  ema_decay=config.optimizer.ema_decay, trainable=trainable(config.model))
         shardings = jax.tree.map(lambda leaf: leaf.sharding, shapes)
-        step = ByShape(jax.jit(update, donate_argnums=0, out_shardings=(shardings, None)),
-                      kept_programs("training step", config.model, config.optimizer, config.train.steps))
+        jitted: Any = jax.jit(update, donate_argnums=0, out_shardings=(shardings, None),
+                              compiler_options=compiler_options())
+        step = ByShape(jitted, kept_programs("training step", config.model, config.optimizer, config.train.steps))
         done = 0 if restored is None else int(restored.state.step)
         writer = MetricsWriter(self.folder, start_step=done) if is_first() else None
         peeked = Peeked(batches)
@@ -153,7 +155,8 @@ class Parts:
             return None
         batches = first_alone(self.validation_batches, "validation batches")
         loss = make_loss(self.model, self.config.model)
-        step = ByShape(jax.jit(make_eval_step(loss)), kept_programs("evaluation step", self.config.model))
+        jitted: Any = jax.jit(make_eval_step(loss), compiler_options=compiler_options())
+        step = ByShape(jitted, kept_programs("evaluation step", self.config.model))
         task = self.translation()
 
         def evaluate(run: Run, params: Params, number: int, stop: StopCheck) -> dict[str, float]:
