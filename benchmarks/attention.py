@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 
+from cores import Cores, core_to_core
 from idle import wait_until_idle
 from torch_tuned import HUGE_PAGES, fast_path
 
@@ -41,6 +42,7 @@ def main() -> None:
     parser.add_argument("--block-size", type=int)
     parser.add_argument("--max-gib", type=float, default=14.0, help="leave out what stores larger score matrices")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--cores", choices=["near", "far"], help="measure while the cores are so (cores.py)")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
@@ -49,8 +51,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         peak = run_alone(dict(implementation="peak", dtype=arguments.dtype), folder)["gflops"]
         print(json.dumps(dict(bench="peak", dtype=arguments.dtype, gflops=peak)), flush=True)
+        cores = Cores(folder, arguments.cores)
         for case in cases(arguments):
-            for row in measure(case, arguments, peak, folder):
+            for row in measure(case, arguments, peak, folder, cores):
                 print(json.dumps(row), flush=True)
 
 
@@ -61,7 +64,7 @@ def cases(arguments: argparse.Namespace) -> Iterator[dict]:
                 yield dict(length=length, pattern=pattern, mode=mode, heads=arguments.heads, dtype=arguments.dtype)
 
 
-def measure(case: dict, arguments: argparse.Namespace, peak: float, folder: str) -> Iterator[dict]:
+def measure(case: dict, arguments: argparse.Namespace, peak: float, folder: str, cores: Cores) -> Iterator[dict]:
     """Lets the implementations of one case take turns; a row for each."""
     stored = case["heads"] * case["length"] ** 2 * 4 * (4 if case["mode"] == "both" else 2) / 2**30
     workers, rows = {}, {}
@@ -74,7 +77,7 @@ def measure(case: dict, arguments: argparse.Namespace, peak: float, folder: str)
         workers[name] = Worker(dict(case, implementation=name, block_size=arguments.block_size), folder)
     for _ in range(arguments.repeats):
         for name, worker in workers.items():
-            rows.setdefault(name, []).append(worker.ask())
+            rows.setdefault(name, []).append(cores.measured(worker.ask))
     for name, worker in workers.items():
         worker.close()
         seconds = statistics.median(r["seconds"] for r in rows[name])
@@ -87,6 +90,7 @@ def measure(case: dict, arguments: argparse.Namespace, peak: float, folder: str)
             extra_mib=round(max(r["extra_mib"] for r in rows[name]), 1),
             gflops=round(gflops, 1),
             peak_share=round(gflops / peak, 3),
+            **core_to_core(rows[name]),
         )
 
 

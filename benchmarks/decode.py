@@ -21,7 +21,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
+
+from cores import Cores, core_to_core
 
 SIZES = {
     "small": dict(d_model=256, d_ff=1024, heads=4, layers=3, vocab=8000),
@@ -43,6 +46,7 @@ def main() -> None:
     parser.add_argument("--target-length", type=int, default=64)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--turns", type=int, default=4)
+    parser.add_argument("--cores", choices=["near", "far"], help="measure while the cores are so (cores.py)")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
@@ -59,6 +63,7 @@ def main() -> None:
 def measure(size: str, arguments: argparse.Namespace, folder: str, machine: dict) -> Iterator[dict]:
     """The rows of one size, cell by cell."""
     case = dict(size=size, folder=folder, source=arguments.source_length, target=arguments.target_length)
+    cores = Cores(folder, arguments.cores)
     ask_once(dict(case, implementation="prepare", wanted=arguments.implementations))
     workers = {name: Worker(dict(case, implementation=name), arguments.threads) for name in arguments.implementations}
     for batch in arguments.batches:
@@ -66,7 +71,7 @@ def measure(size: str, arguments: argparse.Namespace, folder: str, machine: dict
             replies: dict[str, list[dict]] = {}
             for turn in range(arguments.turns):
                 for name, worker in workers.items():
-                    reply = worker.ask(dict(batch=batch, beam=beam))
+                    reply = cores.measured(partial(worker.ask, dict(batch=batch, beam=beam)))
                     if turn or "error" in reply:  # the first turn compiles
                         replies.setdefault(name, []).append(reply)
             yield from table(replies, dict(bench="decode", size=size, batch=batch, beam=beam), case, machine)
@@ -95,6 +100,7 @@ def table(replies: dict[str, list[dict]], cell: dict, case: dict, machine: dict)
                 limit_tokens_per_s=round(tokens / bound["seconds"], 1),
                 share_of_limit=round(bound["seconds"] / seconds, 3),
                 limited_by=bound["by"],
+                **core_to_core(got),
             )
         )
     speeds = {row["implementation"]: row["tokens_per_s"] for row in rows if "tokens_per_s" in row}
