@@ -29,7 +29,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "watermarking_config": (None,),
 }
 
-PAIRS = ("bart", "mbart", "marian", "t5")
+PAIRS = ("bart", "mbart", "marian", "t5", "mt5")
 """Model types that are encoder-decoders."""
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p", "top_h", "epsilon_cutoff", "eta_cutoff")
 
@@ -130,7 +130,7 @@ def settings_from(values: dict[str, Any], *, pair: bool | None = None) -> Genera
     start = values.get("decoder_start_token_id")
     if start is None:
         start = values.get("bos_token_id")
-    if start is None and values.get("model_type") in ("t5", "marian"):
+    if start is None and values.get("model_type") in ("t5", "mt5", "marian"):
         start = values.get("pad_token_id", 0)
     if pair is None:
         pair = bool(values.get("is_encoder_decoder")) or values.get("model_type") in PAIRS
