@@ -133,6 +133,6 @@ def _aliases(config: ModelConfig) -> dict[str, str]:
 
 BERT = Family(
     model_types=("bert",), read=_read, write=_write, entries=_entries, aliases=_aliases, prefix="bert.",
-    unused=(r"bert\.embeddings\.(position_ids|token_type_ids)", r"cls\.seq_relationship\..*"),
+    copies_untied=True, unused=(r"bert\.embeddings\.(position_ids|token_type_ids)", r"cls\.seq_relationship\..*"),
     renamed={".LayerNorm.gamma": ".LayerNorm.weight", ".LayerNorm.beta": ".LayerNorm.bias"},
 )

@@ -112,8 +112,13 @@ def export_params(config: ModelConfig, params: Any, family: Family) -> Iterator[
     if known != set(ours):
         raise ValueError(f"params do not fit the config: {', '.join(sorted(known ^ set(ours)))} "
                          "are in one of them only")
-    for entry in entries:
-        yield entry.name, entry.layout.join([ours[place] for place in entry.paths])
+    by_name = {entry.name: entry for entry in entries}
+    sources = dict(zip(by_name, by_name, strict=True))
+    if family.copies_untied and config.tie_embeddings in ("inputs", "none"):
+        sources |= family.aliases(config)
+    for name, source in sources.items():
+        entry = by_name[source]
+        yield name, entry.layout.join([ours[place] for place in entry.paths])
 
 
 def mapping(config: ModelConfig, params: Any) -> list[tuple[str, str, tuple[int, ...]]]:
