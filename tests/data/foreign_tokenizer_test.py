@@ -101,3 +101,13 @@ def test_plain_bytes_go_to_a_file_of_our_own(tmp_path):
     back = load_foreign_tokenizer(tmp_path)
     assert back.encode("ä") == tokenizer.encode("ä") and back.mask_id == tokenizer.mask_id
     assert (back.bos_id, back.before, back.after) == (0, (1,), (2,))
+
+
+@pytest.mark.parametrize("file, content, message", [
+    ("tokenizer.json", "{", r"tokenizer\.json is damaged"), ("tokenizer.json", "{}", r"tokenizer\.json is damaged"),
+    ("tokenizer_config.json", "{", r"tokenizer_config\.json is not JSON"),
+    ("added_tokens.json", "[1]", r"added_tokens\.json is \[1\], but it must hold a JSON object")])
+def test_a_damaged_file_is_named(tmp_path, file, content, message):
+    (tmp_path / file).write_text(content)
+    with pytest.raises(ValueError, match=message):
+        load_foreign_tokenizer(tmp_path)

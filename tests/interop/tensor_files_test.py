@@ -87,3 +87,11 @@ def test_pickles_are_refused_unless_asked_for_and_never_run_code(tmp_path):
 def test_a_folder_without_tensors_says_so(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"has no model\.safetensors"):
         open_tensors(tmp_path)
+
+
+@pytest.mark.parametrize("content, message", [("{", r"index\.json is not JSON"), ("[]", "must hold a JSON object"),
+                                              ("{}", "has no weight_map")])
+def test_a_damaged_index_is_named(tmp_path, content, message):
+    (tmp_path / "model.safetensors.index.json").write_text(content)
+    with pytest.raises(ValueError, match=message):
+        open_tensors(tmp_path)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tfm.config import require
-from tfm.interop.checkpoint import read_json
+from tfm.interop.tensor_files import read_json
 
 # Settings that would change the output and that nothing here carries out, with the values that leave it alone.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {

@@ -11,6 +11,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from tfm.config import require
+
 _DTYPES = {
     "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": jnp.bfloat16, "I64": np.int64, "I32": np.int32,
     "I16": np.int16, "I8": np.int8, "U8": np.uint8, "BOOL": np.bool_,
@@ -18,6 +20,18 @@ _DTYPES = {
 _CODES = {np.dtype(dtype): code for code, dtype in _DTYPES.items()}
 _MAX_HEADER = 100_000_000
 SAFETENSORS, PICKLE = "model.safetensors", "pytorch_model.bin"
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} does not exist: a Hugging Face checkpoint is a folder with a {path.name}")
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
+    require(isinstance(values, dict), str(path), values, "it must hold a JSON object")
+    return values
 
 
 def read_safetensors(path: str | Path) -> dict[str, np.ndarray]:
@@ -112,7 +126,9 @@ def open_tensors(folder: str | Path, *, allow_pickle: bool = False) -> dict[str,
 
 
 def _read_shards(folder: Path, name: str, read: Any) -> dict[str, np.ndarray]:
-    index = json.loads((folder / f"{name}.index.json").read_text(encoding="utf-8"))["weight_map"]
+    index = read_json(folder / f"{name}.index.json").get("weight_map")
+    if not isinstance(index, dict):
+        raise ValueError(f"{folder}: {name}.index.json has no weight_map, which says what file a tensor is in")
     files = sorted(set(index.values()))
     absent = [file for file in files if Path(file).name != file or not (folder / file).is_file()]
     if absent:
