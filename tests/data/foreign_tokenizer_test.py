@@ -81,6 +81,17 @@ def test_ids_with_their_surroundings_are_transformers_own(make, tmp_path):
     assert (saved.pad_id, saved.eos_id, saved.mask_id) == (ours.pad_id, ours.eos_id, ours.mask_id)
 
 
+def test_pieces_that_only_the_source_has_are_decoded_as_transformers_does(tmp_path):
+    marian(tmp_path)
+    vocabulary = json.loads((tmp_path / "vocab.json").read_text())
+    vocabulary["\u2581zebra"] = len(vocabulary)
+    (tmp_path / "vocab.json").write_text(json.dumps(vocabulary))
+    theirs, ours = transformers.MarianTokenizer.from_pretrained(tmp_path), load_foreign_tokenizer(tmp_path)
+    zebra, rest = vocabulary["\u2581zebra"], ours.encode("the cat")
+    for ids in ([zebra, *rest], [*rest, zebra, *rest, zebra]):
+        assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+
+
 def test_sentinels_of_t5_count_down_from_the_end(tmp_path):
     theirs = t5(tmp_path)
     ours = load_foreign_tokenizer(tmp_path)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tfm.data.tokenizer import Tokenizer, tokenizer_from_bytes
+from tfm.data.tokenizer import META_SYMBOL, Tokenizer, tokenizer_from_bytes
 
 _LANGUAGE = re.compile(r">>[^<]+<<")
 
@@ -143,7 +143,8 @@ class MarianTokenizer(Tokenizer):
 
     def decode(self, ids: Sequence[int]) -> str:
         special = {self.eos_id, self.pad_id, self.unk_id}
-        return self._target.decode([self.piece(i) for i in ids if int(i) not in special])
+        text = self._target.decode([self.piece(i) for i in ids if int(i) not in special])
+        return text.replace(META_SYMBOL, " ").strip()  # of pieces that only the source's model knows
 
     def piece(self, token: int) -> str:
         return self._pieces.get(int(token), "<unk>")
