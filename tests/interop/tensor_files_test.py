@@ -74,6 +74,13 @@ def test_pickles_are_refused_unless_asked_for_and_never_run_code(tmp_path):
     np.testing.assert_array_equal(read["a"], TENSORS["a"].numpy())
     assert read["b"].dtype == jnp.bfloat16
 
+    torch.save({"a": torch.nn.Parameter(TENSORS["a"])}, tmp_path / "pytorch_model.bin",
+               _use_new_zipfile_serialization=False)  # as before torch 1.6
+    np.testing.assert_array_equal(open_tensors(tmp_path, allow_pickle=True)["a"], TENSORS["a"].numpy())
+    (tmp_path / "pytorch_model.bin").write_bytes(b"version https://git-lfs.github.com/spec/v1")
+    with pytest.raises(ValueError, match=r"cannot read .*pytorch_model\.bin"):
+        open_tensors(tmp_path, allow_pickle=True)
+
     class Harm:
         def __reduce__(self):
             return (tmp_path.joinpath("ran").touch, ())

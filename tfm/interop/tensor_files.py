@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import pickle
 import struct
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -146,7 +148,11 @@ def _read_pickle(path: Path) -> dict[str, np.ndarray]:
         import torch
     except ImportError as error:
         raise ValueError(f"{path} is a pickle, which needs torch to be read: pip install torch") from error
-    loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    mapped = zipfile.is_zipfile(path)  # as all are that were written since torch 1.6
+    try:
+        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
+        raise ValueError(f"torch's loader for weights only cannot read {path}: {str(error).splitlines()[0]}") from error
     return {name: _from_torch(tensor) for name, tensor in loaded.items()}
 
 
@@ -154,5 +160,5 @@ def _from_torch(tensor: Any) -> np.ndarray:
     import torch
 
     if tensor.dtype == torch.bfloat16:
-        return tensor.contiguous().view(torch.int16).numpy().view(jnp.bfloat16)
-    return tensor.numpy()
+        return tensor.detach().contiguous().view(torch.int16).numpy().view(jnp.bfloat16)
+    return tensor.detach().numpy()
