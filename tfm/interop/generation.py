@@ -137,7 +137,8 @@ def settings_from(values: dict[str, Any], *, pair: bool | None = None) -> Genera
     least, most = values.get("min_length") or 0, values.get("max_length")
     return GenerationSettings(
         eos_ids=_ids(values.get("eos_token_id")), pad_id=values.get("pad_token_id"), bos_id=values.get("bos_token_id"),
-        decoder_start_id=start, forced_bos_id=values.get("forced_bos_token_id"),
+        # forced behind one token only: the decoder's first input, which a decoder alone does not have
+        decoder_start_id=start, forced_bos_id=values.get("forced_bos_token_id") if pair else None,
         forced_eos_ids=_ids(values.get("forced_eos_token_id")), suppressed_ids=_ids(values.get("suppress_tokens")),
         begin_suppressed_ids=_ids(values.get("begin_suppress_tokens")),
         bad_words=tuple(tuple(word) for word in values.get("bad_words_ids") or ()),
