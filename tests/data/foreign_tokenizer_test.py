@@ -92,6 +92,21 @@ def test_pieces_that_only_the_source_has_are_decoded_as_transformers_does(tmp_pa
         assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
 
 
+def test_separate_vocabularies_come_back_in_transformers(tmp_path):
+    marian(tmp_path)
+    vocabulary = json.loads((tmp_path / "vocab.json").read_text())
+    plain = [piece for piece in vocabulary if piece not in ("</s>", "<unk>", "<pad>")]
+    target = {**vocabulary, **{piece: vocabulary[other] for piece, other in zip(plain, plain[::-1], strict=True)}}
+    (tmp_path / "target_vocab.json").write_text(json.dumps(target))
+    ours = load_foreign_tokenizer(tmp_path)
+    (tmp_path / "saved").mkdir()
+    save_foreign_tokenizer(ours, tmp_path / "saved")
+    theirs = transformers.MarianTokenizer.from_pretrained(tmp_path / "saved", source_lang="en", target_lang="de")
+    ids = ours.encode_target("the cat")
+    assert theirs(text_target="the cat")["input_ids"] == [*ids, ours.eos_id]
+    assert theirs.decode(ids, skip_special_tokens=True) == ours.decode(ids)
+
+
 def test_sentinels_of_t5_count_down_from_the_end(tmp_path):
     theirs = t5(tmp_path)
     ours = load_foreign_tokenizer(tmp_path)

@@ -161,6 +161,8 @@ class MarianTokenizer(Tokenizer):
         for name, vocabulary in (("vocab.json", self._vocabulary), ("target_vocab.json", self._target_vocabulary)):
             if vocabulary is not None:
                 (folder / name).write_text(json.dumps(vocabulary, ensure_ascii=False), encoding="utf-8")
+        if self._target_vocabulary is not None:  # or other software takes the source's ids for the target's
+            (folder / "tokenizer_config.json").write_text('{"separate_vocabs": true}\n', encoding="utf-8")
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> MarianTokenizer:
