@@ -16,6 +16,7 @@ from tfm.data.tokenizer import Tokenizer, tokenizer_from_bytes
 from tfm.decoding.logits import BadWords, Forced, MinLength, Suppress, SuppressFirst
 from tfm.interop import GenerationSettings, from_gguf, from_huggingface, load_generation_settings
 from tfm.interop.generation import settings_from
+from tfm.interop.tensor_files import read_json
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def open_foreign(path: str | Path, *, dtype: Any = None, sharding: Any = None, a
 
 def class_labels(folder: Path, config: ModelConfig) -> tuple[str, ...]:
     """The names of the classes in a foreign `config.json`, in order."""
-    names = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("id2label") or {}
+    names = read_json(folder / "config.json").get("id2label") or {}
     return tuple(names.get(str(i), f"LABEL_{i}") for i in range(config.num_classes))
 
 
@@ -101,7 +102,7 @@ def sentence_pooling(folder: Path) -> Literal["mean", "first"]:
     require(not unknown, f"{folder}: modules.json", unknown, "only Transformer, Pooling and Normalize are known")
     if "Pooling" not in kinds:
         return "mean"
-    values = json.loads((folder / kinds["Pooling"] / "config.json").read_text(encoding="utf-8"))
+    values = read_json(folder / kinds["Pooling"] / "config.json")
     used = [name for name, value in values.items() if name.startswith("pooling_mode_") and value]
     known: dict[str, Literal["mean", "first"]] = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "first"}
     require(len(used) == 1 and used[0] in known, f"{folder}: {kinds['Pooling']}", used, f"one of {', '.join(known)}")
@@ -128,7 +129,7 @@ def converted_special(path: Path, config: ModelConfig, tokenizer: Tokenizer) -> 
 
 def run_settings(path: Path, config: ModelConfig) -> GenerationSettings:
     """The generation settings in a run folder that came from a foreign checkpoint."""
-    values = json.loads((path / "generation_config.json").read_text(encoding="utf-8"))
+    values = read_json(path / "generation_config.json")
     return settings_from(values, pair=config.is_encoder_decoder)
 
 

@@ -81,6 +81,32 @@ def test_ids_with_their_surroundings_are_transformers_own(make, tmp_path):
     assert (saved.pad_id, saved.eos_id, saved.mask_id) == (ours.pad_id, ours.eos_id, ours.mask_id)
 
 
+def test_pieces_that_only_the_source_has_are_decoded_as_transformers_does(tmp_path):
+    marian(tmp_path)
+    vocabulary = json.loads((tmp_path / "vocab.json").read_text())
+    vocabulary["\u2581zebra"] = len(vocabulary)
+    (tmp_path / "vocab.json").write_text(json.dumps(vocabulary))
+    theirs, ours = transformers.MarianTokenizer.from_pretrained(tmp_path), load_foreign_tokenizer(tmp_path)
+    zebra, rest = vocabulary["\u2581zebra"], ours.encode("the cat")
+    for ids in ([zebra, *rest], [*rest, zebra, *rest, zebra]):
+        assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+
+
+def test_separate_vocabularies_come_back_in_transformers(tmp_path):
+    marian(tmp_path)
+    vocabulary = json.loads((tmp_path / "vocab.json").read_text())
+    plain = [piece for piece in vocabulary if piece not in ("</s>", "<unk>", "<pad>")]
+    target = {**vocabulary, **{piece: vocabulary[other] for piece, other in zip(plain, plain[::-1], strict=True)}}
+    (tmp_path / "target_vocab.json").write_text(json.dumps(target))
+    ours = load_foreign_tokenizer(tmp_path)
+    (tmp_path / "saved").mkdir()
+    save_foreign_tokenizer(ours, tmp_path / "saved")
+    theirs = transformers.MarianTokenizer.from_pretrained(tmp_path / "saved", source_lang="en", target_lang="de")
+    ids = ours.encode_target("the cat")
+    assert theirs(text_target="the cat")["input_ids"] == [*ids, ours.eos_id]
+    assert theirs.decode(ids, skip_special_tokens=True) == ours.decode(ids)
+
+
 def test_sentinels_of_t5_count_down_from_the_end(tmp_path):
     theirs = t5(tmp_path)
     ours = load_foreign_tokenizer(tmp_path)
@@ -101,3 +127,13 @@ def test_plain_bytes_go_to_a_file_of_our_own(tmp_path):
     back = load_foreign_tokenizer(tmp_path)
     assert back.encode("ä") == tokenizer.encode("ä") and back.mask_id == tokenizer.mask_id
     assert (back.bos_id, back.before, back.after) == (0, (1,), (2,))
+
+
+@pytest.mark.parametrize("file, content, message", [
+    ("tokenizer.json", "{", r"tokenizer\.json is damaged"), ("tokenizer.json", "{}", r"tokenizer\.json is damaged"),
+    ("tokenizer_config.json", "{", r"tokenizer_config\.json is not JSON"),
+    ("added_tokens.json", "[1]", r"added_tokens\.json is \[1\], but it must hold a JSON object")])
+def test_a_damaged_file_is_named(tmp_path, file, content, message):
+    (tmp_path / file).write_text(content)
+    with pytest.raises(ValueError, match=message):
+        load_foreign_tokenizer(tmp_path)

@@ -34,6 +34,7 @@ def test_values_that_no_table_reproduces_are_named(changes, message):
 @pytest.mark.parametrize("scaling, message", [
     ({"type": "longrope", "factor": 2.0}, "rope_scaling.rope_type is 'longrope'"),
     ({"rope_type": "linear", "factor": 2.0, "mystery": 1}, "rope_scaling.mystery is 1"),
+    ({"rope_type": "llama3", "factor": 8.0}, "rope_scaling.low_freq_factor is None, but rope_type 'llama3' needs it"),
 ])
 def test_unknown_kinds_of_rope_scaling_are_named(scaling, message):
     with pytest.raises(ValueError, match=message):
@@ -60,6 +61,10 @@ def test_a_model_that_no_family_computes_is_refused_with_the_reason():
 
 
 PUBLISHED = {
+    "bert of 2020": {
+        **BERT, "is_encoder_decoder": False, "is_decoder": False, "eos_token_ids": None, "xla_device": None,
+        "pruned_heads": {}, "use_bfloat16": False, "output_past": True, "torchscript": False, "do_sample": False},
+    "vicuna": {**LLAMA, "max_sequence_length": 2048, "pad_token_id": 0},
     "bert-base-multilingual": {
         **BERT, "architectures": ["BertForMaskedLM"], "directionality": "bidi", "pooler_fc_size": 768,
         "pooler_type": "first_token_transform", "attention_probs_dropout_prob": 0.1, "hidden_act": "gelu",

@@ -27,6 +27,11 @@ def test_t5_starts_with_padding_where_nothing_is_said():
     assert settings_from({"model_type": "t5", "pad_token_id": 0, "eos_token_id": 1}).decoder_start_id == 0
 
 
+def test_a_decoder_alone_has_no_forced_first_token():
+    assert settings_from({"model_type": "mbart", "forced_bos_token_id": 9}).forced_bos_id == 9
+    assert settings_from({"model_type": "gpt2", "forced_bos_token_id": 9}).forced_bos_id is None
+
+
 def test_lengths_count_the_first_input_of_a_decoder_or_the_prompt():
     settings = settings_from({"is_encoder_decoder": True, "min_length": 5, "max_length": 9})
     assert (settings.min_length, settings.max_length, settings.max_total) == (4, 8, None)

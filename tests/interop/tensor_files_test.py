@@ -74,6 +74,13 @@ def test_pickles_are_refused_unless_asked_for_and_never_run_code(tmp_path):
     np.testing.assert_array_equal(read["a"], TENSORS["a"].numpy())
     assert read["b"].dtype == jnp.bfloat16
 
+    torch.save({"a": torch.nn.Parameter(TENSORS["a"])}, tmp_path / "pytorch_model.bin",
+               _use_new_zipfile_serialization=False)  # as before torch 1.6
+    np.testing.assert_array_equal(open_tensors(tmp_path, allow_pickle=True)["a"], TENSORS["a"].numpy())
+    (tmp_path / "pytorch_model.bin").write_bytes(b"version https://git-lfs.github.com/spec/v1")
+    with pytest.raises(ValueError, match=r"cannot read .*pytorch_model\.bin"):
+        open_tensors(tmp_path, allow_pickle=True)
+
     class Harm:
         def __reduce__(self):
             return (tmp_path.joinpath("ran").touch, ())
@@ -86,4 +93,12 @@ def test_pickles_are_refused_unless_asked_for_and_never_run_code(tmp_path):
 
 def test_a_folder_without_tensors_says_so(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"has no model\.safetensors"):
+        open_tensors(tmp_path)
+
+
+@pytest.mark.parametrize("content, message", [("{", r"index\.json is not JSON"), ("[]", "must hold a JSON object"),
+                                              ("{}", "has no weight_map")])
+def test_a_damaged_index_is_named(tmp_path, content, message):
+    (tmp_path / "model.safetensors.index.json").write_text(content)
+    with pytest.raises(ValueError, match=message):
         open_tensors(tmp_path)

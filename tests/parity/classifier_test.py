@@ -42,3 +42,14 @@ def test_a_head_that_no_foreign_model_has_is_refused(tmp_path):
                                    logit_bias=False, pooler=False, num_classes=2, class_pooling="mean")
     with pytest.raises(ValueError, match=r"model\.class_pooling is 'mean'|no Hugging Face model"):
         to_huggingface(config, {}, tmp_path)
+
+
+@pytest.mark.parametrize("pooler, message", [(False, "left over: classifier.bias, classifier.weight"),
+                                             (True, "architectures is 'BertForTokenClassification'")])
+def test_a_head_that_labels_tokens_is_no_classifier_of_texts(pooler, message, tmp_path):
+    model = transformers.BertForTokenClassification(transformers.BertConfig(**SIZES))
+    if pooler:  # older files have one that is not used
+        model.bert.pooler = transformers.BertModel(model.config).pooler
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        from_huggingface(tmp_path)

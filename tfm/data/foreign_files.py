@@ -12,8 +12,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tfm.config import require
 from tfm.data.foreign_tokenizer import ForeignTokenizer, MarianTokenizer
-from tfm.data.tokenizer import JsonTokenizer, SentencePieceTokenizer, Tokenizer, load_tokenizer
+from tfm.data.tokenizer import (
+    JsonTokenizer,
+    SentencePieceTokenizer,
+    Tokenizer,
+    load_tokenizer,
+    parse_tokenizer_json,
+)
 
 OWN_FILE = "tfm_tokenizer.json"
 _ROLES = {
@@ -88,10 +95,20 @@ def _settings(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for file in ("tokenizer_config.json", "special_tokens_map.json", "config.json"):
         if (folder / file).is_file():
-            found = {**json.loads((folder / file).read_text(encoding="utf-8")), **found}
+            found = {**_read_object(folder / file), **found}
     if (folder / "added_tokens.json").is_file():
-        found["added"] = json.loads((folder / "added_tokens.json").read_text(encoding="utf-8"))
+        found["added"] = _read_object(folder / "added_tokens.json")
     return found
+
+
+def _read_object(file: Path) -> dict[str, Any]:
+    """The object in a JSON file."""
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} is not JSON: {error}") from error
+    require(isinstance(values, dict), str(file), values, "it must hold a JSON object")
+    return values
 
 
 def _text(token: Any) -> str:
@@ -100,11 +117,7 @@ def _text(token: Any) -> str:
 
 
 def _from_json(content: bytes, names: Mapping[str, str | None], settings: Mapping[str, Any]) -> ForeignTokenizer:
-    import tokenizers
-
-    backend = tokenizers.Tokenizer.from_str(content.decode("utf-8"))
-    backend.no_padding()
-    backend.no_truncation()
+    backend = parse_tokenizer_json(content)
     ids = {role: None if name is None else backend.token_to_id(name) for role, name in names.items()}
     for role in ("pad_id", "bos_id", "eos_id"):  # the config may know ids that have no name
         known = settings.get(role.replace("_id", "_token_id"))
@@ -141,9 +154,9 @@ def _from_sentencepiece(file: Path, names: Mapping[str, str | None], settings: M
 
 def _read_marian(folder: Path) -> MarianTokenizer:
     source, target = ((folder / name).read_bytes() for name in ("source.spm", "target.spm"))
-    vocabulary = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
+    vocabulary = _read_object(folder / "vocab.json")
     file = folder / "target_vocab.json"
-    target_vocabulary = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+    target_vocabulary = _read_object(file) if file.is_file() else None
     return MarianTokenizer(source, target, vocabulary, target_vocabulary)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tfm.data.tokenizer import Tokenizer, tokenizer_from_bytes
+from tfm.data.tokenizer import META_SYMBOL, Tokenizer, tokenizer_from_bytes
 
 _LANGUAGE = re.compile(r">>[^<]+<<")
 
@@ -143,7 +143,8 @@ class MarianTokenizer(Tokenizer):
 
     def decode(self, ids: Sequence[int]) -> str:
         special = {self.eos_id, self.pad_id, self.unk_id}
-        return self._target.decode([self.piece(i) for i in ids if int(i) not in special])
+        text = self._target.decode([self.piece(i) for i in ids if int(i) not in special])
+        return text.replace(META_SYMBOL, " ").strip()  # of pieces that only the source's model knows
 
     def piece(self, token: int) -> str:
         return self._pieces.get(int(token), "<unk>")
@@ -160,6 +161,8 @@ class MarianTokenizer(Tokenizer):
         for name, vocabulary in (("vocab.json", self._vocabulary), ("target_vocab.json", self._target_vocabulary)):
             if vocabulary is not None:
                 (folder / name).write_text(json.dumps(vocabulary, ensure_ascii=False), encoding="utf-8")
+        if self._target_vocabulary is not None:  # or other software takes the source's ids for the target's
+            (folder / "tokenizer_config.json").write_text('{"separate_vocabs": true}\n', encoding="utf-8")
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> MarianTokenizer:

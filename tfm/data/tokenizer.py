@@ -236,6 +236,25 @@ class ByteTokenizer(Tokenizer):
         return json.dumps({"kind": "bytes", "symbols": self._symbols}).encode()
 
 
+def parse_tokenizer_json(content: bytes) -> Any:
+    """The object of the package tokenizers that a `tokenizer.json` describes, without padding and truncation.
+
+    Raises:
+      ValueError: that package is missing, or it cannot read the file.
+    """
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise ValueError('a tokenizer.json needs the package tokenizers: pip install "tfm[hf]"') from error
+    try:
+        backend = tokenizers.Tokenizer.from_str(content.decode("utf-8"))
+    except Exception as error:  # that package has no exceptions of its own
+        raise ValueError(f"tokenizer.json is damaged: {error}") from error
+    backend.no_padding()
+    backend.no_truncation()
+    return backend
+
+
 class JsonTokenizer(Tokenizer):
     """A given `tokenizer.json`; special ids are as given, or found by their usual names. Needs the extra `hf`."""
 
@@ -248,14 +267,8 @@ class JsonTokenizer(Tokenizer):
     }
 
     def __init__(self, content: bytes, ids: Mapping[str, int | None] | None = None) -> None:
-        try:
-            import tokenizers
-        except ImportError as error:
-            raise ValueError('a tokenizer.json needs the package tokenizers: pip install "tfm[hf]"') from error
         self._content = content
-        self._backend = tokenizers.Tokenizer.from_str(content.decode("utf-8"))
-        self._backend.no_padding()
-        self._backend.no_truncation()
+        self._backend = parse_tokenizer_json(content)
         self.vocab_size = self._backend.get_vocab_size(with_added_tokens=True)
         found = {field: self._first_of(names) for field, names in self._NAMES.items()}
         found |= {field: i for field, i in (ids or {}).items() if i is not None}

@@ -12,11 +12,11 @@ _MISSING = object()
 # that the tables do not read (their tensors would be reported).
 _HARMLESS = frozenset({
     "_attn_implementation", "_attn_implementation_autoset", "_commit_hash", "_name_or_path", "_num_labels",
-    "architectures", "attn_implementation", "chunk_size_feed_forward", "classifier_dropout", "dtype",
+    "architectures", "attn_implementation", "chunk_size_feed_forward", "classifier_dropout", "dtype", "eos_token_ids",
     "finetuning_task", "gradient_checkpointing", "id2label", "initializer_factor", "label2id", "language",
     "languages", "license", "model_type", "name_or_path", "num_labels", "output_attentions", "output_hidden_states",
     "output_past", "problem_type", "return_dict", "tf_legacy_loss", "tokenizer_class", "torch_dtype", "torchscript",
-    "transformers.js_config", "transformers_version", "use_bfloat16", "use_cache",
+    "transformers.js_config", "transformers_version", "use_bfloat16", "use_cache", "xla_device",
 })
 
 # Read by `load_generation_settings`.
@@ -36,6 +36,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "add_cross_attention": (False,),
     "cross_attention_hidden_size": (None,),
     "is_decoder": (False,),
+    "is_encoder_decoder": (False,),
     "neftune_noise_alpha": (None,),
     "pruned_heads": ({}, None),
     "quantization_config": (None,),

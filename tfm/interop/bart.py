@@ -110,7 +110,7 @@ def _aliases(config: ModelConfig) -> dict[str, str]:
 
 BART = Family(
     model_types=("bart",), read=_read_bart, entries=_entries, aliases=_aliases, prefix="model.",
-    write=lambda config: _write(config, "bart", "BartForConditionalGeneration"))
+    copies_untied=True, write=lambda config: _write(config, "bart", "BartForConditionalGeneration"))
 MBART = Family(
     model_types=("mbart",), read=_read_mbart, entries=_entries, aliases=_aliases, prefix="model.",
-    write=lambda config: _write(config, "mbart", "MBartForConditionalGeneration"))
+    copies_untied=True, write=lambda config: _write(config, "mbart", "MBartForConditionalGeneration"))

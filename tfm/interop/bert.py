@@ -56,6 +56,9 @@ def read_classes(attributes: Attributes, found: bool) -> int:
     """Outputs of the classification head; 0 where none was found."""
     if not found:
         return 0
+    for name in attributes.take("architectures", default=()):
+        require("ForTokenClassification" not in name, "config.json: architectures", name,
+                "a head that labels every token is not supported, only one that labels a text")
     attributes.expect("problem_type", None, "single_label_classification", because="a text has one label of several")
     labels = attributes.take("id2label", default=None)
     return len(labels) if labels else attributes.take("num_labels", default=2)
@@ -68,13 +71,13 @@ def check_classes(config: ModelConfig) -> None:
 
 
 def _read(attributes: Attributes, names: Set[str]) -> ModelConfig:
-    has_head = "cls.predictions.bias" in names
+    has_head, has_pooler = "cls.predictions.bias" in names, "bert.pooler.dense.weight" in names
     fields = read_sizes(attributes)
     if not has_head:
         fields["tie_embeddings"] = "all"
     return ModelConfig(max_positions=attributes.take("max_position_embeddings"), token_head=has_head,
-                       logit_bias=has_head, pooler="bert.pooler.dense.weight" in names,
-                       num_classes=read_classes(attributes, "classifier.weight" in names), **fields)
+                       logit_bias=has_head, pooler=has_pooler,
+                       num_classes=read_classes(attributes, has_pooler and "classifier.weight" in names), **fields)
 
 
 def _write(config: ModelConfig) -> dict[str, Any]:
@@ -130,6 +133,6 @@ def _aliases(config: ModelConfig) -> dict[str, str]:
 
 BERT = Family(
     model_types=("bert",), read=_read, write=_write, entries=_entries, aliases=_aliases, prefix="bert.",
-    unused=(r"bert\.embeddings\.(position_ids|token_type_ids)", r"cls\.seq_relationship\..*"),
+    copies_untied=True, unused=(r"bert\.embeddings\.(position_ids|token_type_ids)", r"cls\.seq_relationship\..*"),
     renamed={".LayerNorm.gamma": ".LayerNorm.weight", ".LayerNorm.beta": ".LayerNorm.bias"},
 )

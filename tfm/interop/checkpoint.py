@@ -17,7 +17,7 @@ from tfm.config import ModelConfig, require
 from tfm.interop.families import family_of_config, family_of_type, read_config
 from tfm.interop.family import Family
 from tfm.interop.table import Entry
-from tfm.interop.tensor_files import SAFETENSORS, open_tensors, write_safetensors
+from tfm.interop.tensor_files import SAFETENSORS, open_tensors, read_json, write_safetensors
 from tfm.models import init_params
 from tfm.models.adapters import merge_adapters
 from tfm.models.scanned import unstack_layers
@@ -112,8 +112,13 @@ def export_params(config: ModelConfig, params: Any, family: Family) -> Iterator[
     if known != set(ours):
         raise ValueError(f"params do not fit the config: {', '.join(sorted(known ^ set(ours)))} "
                          "are in one of them only")
-    for entry in entries:
-        yield entry.name, entry.layout.join([ours[place] for place in entry.paths])
+    by_name = {entry.name: entry for entry in entries}
+    sources = dict(zip(by_name, by_name, strict=True))
+    if family.copies_untied and config.tie_embeddings in ("inputs", "none"):
+        sources |= family.aliases(config)
+    for name, source in sources.items():
+        entry = by_name[source]
+        yield name, entry.layout.join([ours[place] for place in entry.paths])
 
 
 def mapping(config: ModelConfig, params: Any) -> list[tuple[str, str, tuple[int, ...]]]:
@@ -152,16 +157,6 @@ def unflatten(leaves: Mapping[str, Any]) -> dict[str, Any]:
             node = node.setdefault(parent, {})
         node[last] = leaf
     return tree
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file."""
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} does not exist: a Hugging Face checkpoint is a folder with a {path.name}")
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
 
 
 def unstacked(config: ModelConfig, params: Any) -> tuple[ModelConfig, Any]:

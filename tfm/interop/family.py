@@ -26,6 +26,8 @@ class Family:
         entries: config -> the table.
         aliases: config -> tensors that may be there as copies of another one: name -> name of that one.
         unused: regular expressions of tensors without a counterpart: buffers, and heads that no config describes.
+        copies_untied: whether the aliases of a model whose logits have a matrix of their own are written, too, because
+            a reader then takes no tensor for a copy of another.
         prefix: what all names begin with, and may be missing in checkpoints without a head.
         renamed: older endings of names -> those of the table.
     """
@@ -36,6 +38,7 @@ class Family:
     entries: Callable[[ModelConfig], list[Entry]]
     aliases: Callable[[ModelConfig], dict[str, str]] = _no_aliases
     unused: tuple[str, ...] = ()
+    copies_untied: bool = False
     prefix: str = ""
     renamed: dict[str, str] = field(default_factory=dict)
 

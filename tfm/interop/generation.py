@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tfm.config import require
-from tfm.interop.checkpoint import read_json
+from tfm.interop.tensor_files import read_json
 
 # Settings that would change the output and that nothing here carries out, with the values that leave it alone.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -29,7 +29,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "watermarking_config": (None,),
 }
 
-PAIRS = ("bart", "mbart", "marian", "t5")
+PAIRS = ("bart", "mbart", "marian", "t5", "mt5")
 """Model types that are encoder-decoders."""
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p", "top_h", "epsilon_cutoff", "eta_cutoff")
 
@@ -130,14 +130,15 @@ def settings_from(values: dict[str, Any], *, pair: bool | None = None) -> Genera
     start = values.get("decoder_start_token_id")
     if start is None:
         start = values.get("bos_token_id")
-    if start is None and values.get("model_type") in ("t5", "marian"):
+    if start is None and values.get("model_type") in ("t5", "mt5", "marian"):
         start = values.get("pad_token_id", 0)
     if pair is None:
         pair = bool(values.get("is_encoder_decoder")) or values.get("model_type") in PAIRS
     least, most = values.get("min_length") or 0, values.get("max_length")
     return GenerationSettings(
         eos_ids=_ids(values.get("eos_token_id")), pad_id=values.get("pad_token_id"), bos_id=values.get("bos_token_id"),
-        decoder_start_id=start, forced_bos_id=values.get("forced_bos_token_id"),
+        # forced behind one token only: the decoder's first input, which a decoder alone does not have
+        decoder_start_id=start, forced_bos_id=values.get("forced_bos_token_id") if pair else None,
         forced_eos_ids=_ids(values.get("forced_eos_token_id")), suppressed_ids=_ids(values.get("suppress_tokens")),
         begin_suppressed_ids=_ids(values.get("begin_suppress_tokens")),
         bad_words=tuple(tuple(word) for word in values.get("bad_words_ids") or ()),

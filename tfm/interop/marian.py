@@ -59,4 +59,4 @@ def _aliases(config: ModelConfig) -> dict[str, str]:
 
 MARIAN = Family(
     model_types=("marian",), read=_read, write=_write, entries=_entries, aliases=_aliases, prefix="model.",
-    unused=(r"model\.(encoder|decoder)\.embed_positions\.weight",))
+    copies_untied=True, unused=(r"model\.(encoder|decoder)\.embed_positions\.weight",))

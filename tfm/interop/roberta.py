@@ -62,4 +62,4 @@ def _aliases(config: ModelConfig) -> dict[str, str]:
 
 ROBERTA = Family(
     model_types=("roberta", "xlm-roberta", "camembert"), read=_read, write=_write, entries=_entries, aliases=_aliases,
-    prefix="roberta.", unused=(r"roberta\.embeddings\.(position_ids|token_type_ids)",))
+    copies_untied=True, prefix="roberta.", unused=(r"roberta\.embeddings\.(position_ids|token_type_ids)",))

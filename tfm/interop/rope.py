@@ -13,6 +13,8 @@ _KNOWN = {
     "yarn": {"factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow", "truncate"},
 }
 """What each kind may say beside its kind, the base and the share of a head that rotates."""
+_NEEDED = {"linear": ("factor",), "dynamic": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor")}
+"""What it must say."""
 
 
 def read_rotary(attributes: Attributes, head_dim: int, *, share: float = 1.0) -> dict[str, Any]:
@@ -24,11 +26,11 @@ def read_rotary(attributes: Attributes, head_dim: int, *, share: float = 1.0) ->
         share: of a head that rotates where the config does not say.
 
     Raises:
-        ValueError: a kind of scaling, or a setting of it, that is not known.
+        ValueError: a kind of scaling, or a setting of it, that is not known, or one that is missing.
     """
     base = attributes.take("rope_theta", "rotary_emb_base", default=10000.0)
     share = attributes.take("partial_rotary_factor", "rotary_pct", default=share)
-    max_positions = attributes.take("max_position_embeddings")
+    max_positions = attributes.take("max_position_embeddings", "max_sequence_length")
     settings = dict(attributes.take("rope_parameters", "rope_scaling", default={}))
     kind = settings.pop("rope_type", settings.get("type", "default"))
     settings.pop("type", None)
@@ -36,6 +38,8 @@ def read_rotary(attributes: Attributes, head_dim: int, *, share: float = 1.0) ->
     require(kind in _KNOWN, "rope_scaling.rope_type", kind, f"it must be one of {', '.join(_KNOWN)}")
     for name, value in settings.items():
         require(name in _KNOWN[kind], f"rope_scaling.{name}", value, f"it is not known for rope_type {kind!r}")
+    for name in _NEEDED.get(kind, ()):
+        require(settings.get(name) is not None, f"rope_scaling.{name}", None, f"rope_type {kind!r} needs it")
     width = int(head_dim * share)
     return {"position": "rotary", "position_base": float(base), "max_positions": max_positions,
             "rotary_dim": None if width == head_dim else width,

@@ -1,11 +1,11 @@
-"""T5 (Raffel et al., 2020), its version 1.1 and what was tuned from it (Flan)."""
+"""T5 (Raffel et al., 2020), its version 1.1, what was tuned from it (Flan), and mT5 (Xue et al., 2021)."""
 
 from __future__ import annotations
 
 from collections.abc import Set
 from typing import Any
 
-from tfm.config import ModelConfig, require
+from tfm.config import ModelConfig
 from tfm.interop.attributes import Attributes, activation_name
 from tfm.interop.family import Family
 from tfm.interop.table import Entry, dense, embedding, norm
@@ -17,9 +17,10 @@ def _read(attributes: Attributes, names: Set[str]) -> ModelConfig:
     attributes.expect("is_encoder_decoder", True, because="the table is that of an encoder-decoder")
     attributes.skip("n_positions", "is_gated_act", "dense_act_fn")  # the last two repeat feed_forward_proj
     tied = attributes.take("tie_word_embeddings", default=True)
+    multilingual = attributes.take("model_type", default="t5") == "mt5"  # which never multiplies its outputs
     # Newer files always say that embeddings are tied, and tell by scale_decoder_outputs what used to follow from it.
-    scaled = attributes.take("scale_decoder_outputs", default=tied)
-    if "scale_decoder_outputs" in attributes:
+    scaled = attributes.take("scale_decoder_outputs", default=tied and not multilingual)
+    if multilingual or "scale_decoder_outputs" in attributes:
         tied = "lm_head.weight" not in names
     return ModelConfig(
         vocab_size=attributes.take("vocab_size"), d_model=width, d_ff=attributes.take("d_ff"),
@@ -42,10 +43,7 @@ def _read_feed_forward(attributes: Attributes) -> tuple[bool, Any]:
 
 
 def _write(config: ModelConfig) -> dict[str, Any]:
-    tied = config.tie_embeddings == "all"
-    scaled = config.logit_scale != 1.0
-    require(scaled == tied, "model.logit_scale", config.logit_scale,
-            "T5 multiplies by d_model**-0.5 exactly where it ties its embeddings")
+    tied, scaled = config.tie_embeddings == "all", config.logit_scale != 1.0
     name = "gelu" if config.gated and config.activation == "gelu_tanh" else activation_name(config.activation)
     return {
         "model_type": "t5", "architectures": ["T5ForConditionalGeneration"], "vocab_size": config.vocab_size,
@@ -56,6 +54,7 @@ def _write(config: ModelConfig) -> dict[str, Any]:
         "relative_attention_max_distance": config.t5_max_distance,
         "feed_forward_proj": f"gated-{name}" if config.gated else name, "dropout_rate": config.dropout_rate,
         "tie_word_embeddings": tied, "is_encoder_decoder": True,
+        **({} if scaled == tied else {"scale_decoder_outputs": scaled}),  # older readers take the one for the other
     }
 
 
@@ -88,5 +87,5 @@ def _aliases(config: ModelConfig) -> dict[str, str]:
     return dict.fromkeys(names + (["lm_head.weight"] if config.tie_embeddings == "all" else []), "shared.weight")
 
 
-T5 = Family(model_types=("t5",), read=_read, write=_write, entries=_entries, aliases=_aliases,
+T5 = Family(model_types=("t5", "mt5"), read=_read, write=_write, entries=_entries, aliases=_aliases,
             unused=(r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",))

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import pickle
 import struct
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+
+from tfm.config import require
 
 _DTYPES = {
     "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": jnp.bfloat16, "I64": np.int64, "I32": np.int32,
@@ -18,6 +22,18 @@ _DTYPES = {
 _CODES = {np.dtype(dtype): code for code, dtype in _DTYPES.items()}
 _MAX_HEADER = 100_000_000
 SAFETENSORS, PICKLE = "model.safetensors", "pytorch_model.bin"
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} does not exist: a Hugging Face checkpoint is a folder with a {path.name}")
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
+    require(isinstance(values, dict), str(path), values, "it must hold a JSON object")
+    return values
 
 
 def read_safetensors(path: str | Path) -> dict[str, np.ndarray]:
@@ -112,7 +128,9 @@ def open_tensors(folder: str | Path, *, allow_pickle: bool = False) -> dict[str,
 
 
 def _read_shards(folder: Path, name: str, read: Any) -> dict[str, np.ndarray]:
-    index = json.loads((folder / f"{name}.index.json").read_text(encoding="utf-8"))["weight_map"]
+    index = read_json(folder / f"{name}.index.json").get("weight_map")
+    if not isinstance(index, dict):
+        raise ValueError(f"{folder}: {name}.index.json has no weight_map, which says what file a tensor is in")
     files = sorted(set(index.values()))
     absent = [file for file in files if Path(file).name != file or not (folder / file).is_file()]
     if absent:
@@ -130,7 +148,11 @@ def _read_pickle(path: Path) -> dict[str, np.ndarray]:
         import torch
     except ImportError as error:
         raise ValueError(f"{path} is a pickle, which needs torch to be read: pip install torch") from error
-    loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    mapped = zipfile.is_zipfile(path)  # as all are that were written since torch 1.6
+    try:
+        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
+        raise ValueError(f"torch's loader for weights only cannot read {path}: {str(error).splitlines()[0]}") from error
     return {name: _from_torch(tensor) for name, tensor in loaded.items()}
 
 
@@ -138,5 +160,5 @@ def _from_torch(tensor: Any) -> np.ndarray:
     import torch
 
     if tensor.dtype == torch.bfloat16:
-        return tensor.contiguous().view(torch.int16).numpy().view(jnp.bfloat16)
-    return tensor.numpy()
+        return tensor.detach().contiguous().view(torch.int16).numpy().view(jnp.bfloat16)
+    return tensor.detach().numpy()
