@@ -198,12 +198,6 @@ def test_the_end_may_come_in_an_array(toy, eos_id):
     np.testing.assert_array_equal(*found)
 
 
-def test_a_batch_of_no_rows(toy):
-    model = toy(vocab=4, seed=0)
-    found = beam_search(model.step, model.cache(0), jnp.ones((0, 1), int), max_length=4, eos_id=EOS, n_best=2)
-    assert found.ids.shape == (0, 2, 4)
-
-
 def test_an_improbable_end_does_not_compete():
     """The end alone has the best score of all whole outputs, 0.02, but is never among the two best candidates."""
 

@@ -112,7 +112,7 @@ def take_rows(tree: Cache, rows: jax.Array, batch: int | None = None) -> Cache:
     """
 
     def take(x: jax.Array) -> jax.Array:
-        times = 1 if batch is None else x.shape[0] // max(batch, 1)
+        times = 1 if batch is None else x.shape[0] // batch
         return jnp.take(x, (rows[:, None] * times + jnp.arange(times)).reshape(-1), axis=0)
 
     return jax.tree.map(take, tree)
@@ -123,7 +123,7 @@ def gather_beams(tree: Cache, beams: jax.Array) -> Cache:
     batch = beams.shape[0]
 
     def move(x: jax.Array) -> jax.Array:
-        first = jnp.arange(batch)[:, None] * (x.shape[0] // max(batch, 1))
+        first = jnp.arange(batch)[:, None] * (x.shape[0] // batch)
         return x.at[(first + beams).reshape(-1)].get(mode="promise_in_bounds")
 
     return jax.tree.map(move, tree)
