@@ -174,13 +174,28 @@ def test_fewer_hypotheses_than_asked_for():
         ({"prompt": jnp.zeros((1, 1))}, "prompt is float32"),
         ({"seen": jnp.ones((2, 2), int)}, r"seen has shape \[2, 2\]"),
         ({"buffer_length": 3}, "buffer_length is 3"),
+        ({"max_length": 2.5}, "max_length is 2.5"),
+        ({"prefill_chunk": 0}, "prefill_chunk is 0"),
+        ({"eos_id": 4}, r"eos_id is \[4\]: expected ids below 4"),
+        ({"eos_id": [EOS, -1]}, r"eos_id is \[2, -1\]"),
     ],
 )
 def test_refuses(toy, options, message):
     model = toy(vocab=4, seed=0)
     arguments = {"prompt": jnp.array([[1]]), "max_length": 4, "eos_id": EOS, **options}
-    with pytest.raises(ValueError, match=message):
-        beam_search(model.step, model.cache(1), **arguments)
+    for search in (beam_search, greedy):
+        if search is beam_search or not {"beam_size", "n_best"} & set(options):
+            with pytest.raises(ValueError, match=message):
+                search(model.step, model.cache(1), **arguments)
+
+
+@pytest.mark.parametrize("eos_id", [np.int64(EOS), jnp.int32(EOS), np.array([EOS]), (EOS,)])
+def test_the_end_may_come_in_an_array(toy, eos_id):
+    model = toy(vocab=4, seed=0)
+    found = [
+        beam_search(model.step, model.cache(1), jnp.array([[1]]), max_length=4, eos_id=end).ids for end in (EOS, eos_id)
+    ]
+    np.testing.assert_array_equal(*found)
 
 
 def test_an_improbable_end_does_not_compete():

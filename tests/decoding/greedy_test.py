@@ -89,3 +89,7 @@ def test_score_refuses_shapes_that_do_not_fit(toy):
     model = toy(vocab=4, seed=0)
     with pytest.raises(ValueError, match=r"\[2, 1\], \[3, 2\]"):
         score(model.step, model.cache(2), jnp.ones((2, 1), int), jnp.ones((3, 2), int))
+    with pytest.raises(ValueError, match=r"prompt is int32\[2, 0\]"):
+        score(model.step, model.cache(2), jnp.ones((2, 0), int), jnp.ones((2, 2), int))
+    with pytest.raises(ValueError, match=r"targets has shape \[2, 0\]"):
+        score(model.step, model.cache(2), jnp.ones((2, 1), int), jnp.ones((2, 0), int))

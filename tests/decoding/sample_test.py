@@ -112,6 +112,7 @@ def test_temperature_zero_is_greedy(toy):
     ("settings", "message"),
     [
         ({"temperature": -1.0}, "temperature is -1.0"),
+        ({"temperature": float("nan")}, "temperature is nan"),
         ({"top_k": 0}, "top_k is 0"),
         ({"top_p": 0.0}, "top_p is 0.0"),
         ({"min_p": 1.5}, "min_p is 1.5"),
@@ -129,3 +130,8 @@ def test_refuses_keys_of_another_batch(toy):
     keys = jax.random.split(jax.random.key(0), 3)
     with pytest.raises(ValueError, match=r"key has shape \[3\]"):
         sample(model.step, model.cache(2), jnp.ones((2, 1), int), key=keys, max_length=2, eos_id=None)
+
+
+def test_refuses_what_is_no_key():
+    with pytest.raises(ValueError, match="key is None"):
+        sample(lambda tokens, cache: (jnp.zeros((1, 4)), cache), None, [[1]], key=None, max_length=2, eos_id=None)

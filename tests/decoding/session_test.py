@@ -80,3 +80,16 @@ def test_a_few_programs_serve_any_number_of_finished_rows(toy, make_toy_step):
         found = session.run(2, sizes=[2, 4])
         assert found.lengths.tolist() == limits.tolist()
     assert len(traces) <= 1 + 3  # the start, and one loop for each size
+
+
+def test_refuses_what_would_never_end_or_never_begin(toy, make_toy_step):
+    model = toy(vocab=9, seed=3)
+
+    def session(max_length):
+        return Session(Greedy(()), make_toy_step, model.arrays, None, model.cache(8), PROMPTS, max_length=max_length)
+
+    with pytest.raises(ValueError, match="max_length is 0"):
+        session(0)
+    for call in (lambda: next(session(4).stream(0)), lambda: session(4).run(0)):
+        with pytest.raises(ValueError, match="steps is 0"):
+            call()

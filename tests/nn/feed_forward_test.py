@@ -62,3 +62,8 @@ def test_products_in_bfloat16_stay_near_float32():
     narrow = FeedForward(F, gated=True, dtype="bfloat16").apply({"params": params}, x)
     assert narrow.dtype == jnp.bfloat16
     assert 0 < np.abs(np.asarray(narrow, np.float32) - exact).max() < 0.03 * np.abs(exact).max()
+
+
+def test_refuses_an_unknown_activation():
+    with pytest.raises(ValueError, match="activation is 'swish'"):
+        FeedForward(F, activation="swish").init(jax.random.key(0), jnp.ones((1, 2, M)))

@@ -90,3 +90,8 @@ def test_parameters():
     shapes = {name: jax.tree.map(jnp.shape, module.init(jax.random.key(0), x)["params"]) for name, module in {
         "layer": Normalize("layer"), "no bias": Normalize("layer", use_bias=False), "rms": Normalize("rms")}.items()}
     assert shapes == {"layer": {"scale": (M,), "bias": (M,)}, "no bias": {"scale": (M,)}, "rms": {"scale": (M,)}}
+
+
+def test_refuses_an_unknown_kind():
+    with pytest.raises(ValueError, match="kind is 'batch'"):
+        Normalize("batch").init(jax.random.key(0), jnp.ones((1, M)))

@@ -392,8 +392,109 @@ X = jnp.ones((1, 4, 2, 8))
         (lambda: attention(X, X, X, implementation="cudnn", mask=Prefix(2)), "lacks a rule like Prefix"),
         (lambda: attention(X, X, X, implementation="cudnn", bias=np.zeros((4, 4))), "lacks bias"),
         (lambda: attention(X, X, X, implementation="cudnn", return_lse=True), "lacks the log-sum-exp"),
+        (lambda: attention(X, X, jnp.ones((1, 4, 2, 8), jnp.int32)), "value has dtype int32"),
+        (lambda: attention(X[:, :, :0], X[:, :, :0], X[:, :, :0]), "heads and width must be 1 or more"),
+        (lambda: attention(X, X, X, bias=np.ones((4, 4), bool)), "bias has dtype bool"),
+        (lambda: attention(X, X, X, soft_cap=0.0), "soft_cap is 0.0"),
+        (lambda: attention(X, X, X, block_size=0), "block_size is 0"),
+        (lambda: jax.jit(lambda scale: attention(X, X, X, scale=scale))(0.5), "scale is traced"),
+        (lambda: attention(X, X, X, relative=Shaw(jnp.ones((4, 8)))), "Shaw.key_table has 4 rows"),
     ],
 )
 def test_mistakes_are_named(call, words):
     with pytest.raises(ValueError, match=words):
         call()
+
+
+SHORT, ONE_MORE = np.ones(3, bool), np.ones((2, 4), bool)
+
+
+@pytest.mark.parametrize("implementation", ["dense", "blockwise"])
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (dict(mask=np.ones((4, 3), bool)), r"Matrix.mask has shape \(4, 3\)"),
+        (dict(mask=np.ones((1, 3, 4, 4), bool)), "Matrix.mask has shape"),
+        (dict(mask=np.ones((1, 1, 1, 4, 4), bool)), "Matrix.mask has shape"),
+        (dict(mask=Padding(SHORT)), r"Padding.valid has shape \(3,\)"),
+        (dict(mask=Causal() | Padding(ONE_MORE)), r"broadcastable to \[B = 1, S = 4\]"),
+        (dict(mask=Causal() & Padding([True] * 4)), "Padding.valid is a list"),
+        (dict(mask=Segments(SHORT, np.ones(4))), "Segments.query_ids has shape"),
+        (dict(mask=Segments(np.ones(4), SHORT)), "Segments.key_ids has shape"),
+        (dict(mask=Prefix(np.array([1, 2]))), "Prefix.length has shape"),
+        (dict(mask=Window(1, 1, (1, 2, 3))), "Window.dilations has shape"),
+        (dict(mask=Global(np.ones((2, 9), bool))), "Global.tokens has shape"),
+        (dict(mask=masks.Blocks(np.ones((3, 2, 2), bool), 2)), "Blocks.cells has shape"),
+        (dict(bias=np.zeros((4, 3), np.float32)), r"MatrixBias.bias has shape \(4, 3\)"),
+        (dict(bias=Alibi(alibi_slopes(3))), "Alibi.slopes has shape"),
+        (dict(bias=T5Bias(np.zeros((8, 3), np.float32), True)), "T5Bias.table has shape"),
+        (dict(relative=Shaw(jnp.ones((3, 8)), jnp.ones((5, 8)))), "Shaw.value_table has shape"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_named(options, words, implementation):
+    with pytest.raises(ValueError, match=words):
+        attention(X, X, X, implementation=implementation, **options)
+
+
+@pytest.mark.parametrize("implementation", ["dense", "blockwise"])
+@pytest.mark.parametrize("lengths", [(0, 3, 3), (2, 0, 3), (2, 3, 0)])
+def test_nothing_to_attend_to_or_from(lengths, implementation):
+    batch, T, S = lengths
+    query, key, value = jnp.ones((batch, T, H, D)), jnp.ones((batch, S, K, D)), jnp.ones((batch, S, K, DV))
+
+    def attend(*inputs):
+        return attention(*inputs, mask=Causal(), implementation=implementation, return_lse=True)
+
+    output, lse = attend(query, key, value)
+    assert output.shape == (batch, T, H, DV) and lse.shape == (batch, H, T)
+    assert not output.any() or S > 0
+    for gradient in jax.grad(lambda *x: attend(*x)[0].sum(), (0, 1, 2))(query, key, value):
+        assert not gradient.any() or 0 not in lengths
+
+
+@pytest.mark.parametrize("implementation", ["dense", "blockwise"])
+@pytest.mark.parametrize("block_size", [8, 32])
+@pytest.mark.parametrize("low", [-np.inf, np.finfo(np.float32).min])
+def test_a_bias_of_minus_infinity_hides(low, block_size, implementation):
+    query, key, value, cotangent = arrays(22, 22)
+    seen = np.ones((22, 22), bool)
+    seen[3], seen[4, 5:] = False, False
+    bias = np.where(seen, 0, low).astype(np.float32)
+
+    def attend(query, key, value):
+        return attention(
+            query, key, value, bias=bias, implementation=implementation, block_size=block_size, return_lse=True
+        )
+
+    @jax.jit
+    def run(*inputs):
+        (output, lse), pull = jax.vjp(attend, *inputs)
+        return output, lse, pull((cotangent, jnp.zeros_like(lse)))
+
+    output, lse, gradients = run(query, key, value)
+    free = [leaf(x) for x in (query, key, value)]
+    want = written_out(*free, seen=seen)
+    want.backward(torch.from_numpy(cotangent.astype(np.float64)))
+    np.testing.assert_allclose(output, want.detach().numpy(), atol=2e-6)
+    np.testing.assert_array_equal(np.isinf(lse), np.broadcast_to(~seen.any(-1), lse.shape))
+    for got, x in zip(gradients, free, strict=True):
+        np.testing.assert_allclose(got, x.grad.numpy(), atol=2e-5)
+
+
+def test_a_scale_in_an_array_is_that_of_its_call_alone():
+    query, key, value, _ = arrays(22, 22)
+    for scale in (np.float32(0.25), jnp.float32(0.5), 0.75):
+        output = attention(query, key, value, scale=scale, implementation="blockwise", block_size=8)
+        want = written_out(*map(leaf, (query, key, value)), seen=np.ones((22, 22), bool), scale=float(scale))
+        np.testing.assert_allclose(output, want.detach().numpy(), atol=2e-6)
+
+
+@pytest.mark.parametrize("implementation", ["dense", "blockwise"])
+def test_unsigned_positions_have_distances_to_both_sides(implementation):
+    query, key, value, _ = arrays(22, 22)
+    places, slopes = np.arange(22, dtype=np.uint32), np.array(alibi_slopes(H))
+    output = attention(query, key, value, bias=Alibi(slopes), query_positions=places, key_positions=places,
+                       implementation=implementation, block_size=8)
+    want = written_out(*map(leaf, (query, key, value)), seen=np.ones((22, 22), bool),
+                       bias=torch_bias("alibi", leaf(slopes), 22, 22))
+    np.testing.assert_allclose(output, want.detach().numpy(), atol=2e-6)

@@ -107,7 +107,20 @@ def test_second_derivatives():
 
 def test_mistakes_are_named():
     query, key, value, _ = arrays()
-    with pytest.raises(ValueError, match="shapes do not fit"):
+    with pytest.raises(ValueError, match="value has shape"):
         linear_attention(query, key[:, :4], value)
+    with pytest.raises(ValueError, match="query has shape"):
+        linear_attention(query[0], key[0], value[0])
+    with pytest.raises(ValueError, match="key_mask is float32"):
+        linear_attention(query, key, value, key_mask=np.ones((B, T), np.float32))
+    with pytest.raises(ValueError, match="chunk_size is 0"):
+        linear_attention(query, key, value, causal=True, chunk_size=0)
     with pytest.raises(ValueError, match="13 queries for 4 keys"):
         linear_attention(query, key[:, :4], value[:, :4], causal=True)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("shape", [(0, 3), (2, 0)])
+def test_nothing_gives_nothing(shape, causal):
+    query, key, value = (jnp.ones((*shape, n, w)) for n, w in ((H, D), (K, D), (K, DV)))
+    assert linear_attention(query, key, value, causal=causal).shape == (*shape, H, DV)

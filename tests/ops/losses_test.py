@@ -218,3 +218,30 @@ def test_wrong_arguments_are_named(changes: dict, message: str) -> None:
     arguments = dict(hidden=jnp.zeros((B, T, M)), embedding=jnp.zeros((V, M)), targets=jnp.zeros((B, T), jnp.int32))
     with pytest.raises(ValueError, match=message):
         fused_cross_entropy(**(arguments | changes))
+
+
+@pytest.mark.parametrize("function", [fused_cross_entropy, fused_cross_entropy_sum])
+def test_gradients_of_numpy_arrays(function) -> None:
+    """As of parameters that were just read from a file, outside `jit`."""
+    x = _inputs()
+    x["weights"][:] = 1.0
+    _, gradients = _torch_gradients(x, np.ones((B, T)), dict(smoothing=0.1, softcap=None, with_bias=True))
+    hidden, embedding, bias = (x[name].astype(np.float32) for name in NAMES[:3])
+    got = jax.grad(lambda *a: jnp.sum(function(*a[:2], x["targets"], bias=a[2], smoothing=0.1)), (0, 1, 2))(
+        hidden, embedding, bias
+    )
+    for ours, theirs in zip(got, gradients[:3], strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+
+
+def test_double_precision() -> None:
+    x = _inputs()
+    want = _smoothed(_logits(x, None, True), x["targets"], 0.1) * x["weights"]
+    with jax.enable_x64(True):
+        options = dict(smoothing=0.1, weights=x["weights"])
+        fused = fused_cross_entropy(x["hidden"], x["embedding"], x["targets"], bias=x["bias"], **options)
+        plain = label_smoothed_cross_entropy(jnp.asarray(_logits(x, None, True)), x["targets"], **options)
+        total = fused_cross_entropy_sum(x["hidden"], x["embedding"], x["targets"], bias=x["bias"], **options)
+    np.testing.assert_allclose(fused, want, rtol=1e-13, atol=1e-13)
+    np.testing.assert_allclose(plain, want, rtol=1e-13, atol=1e-13)
+    np.testing.assert_allclose(total, want.sum(), rtol=1e-13)

@@ -171,3 +171,12 @@ def test_t5_bias_takes_its_rows_per_head_and_has_the_gradient_of_a_sum():
 def test_mistakes_are_named(make, words):
     with pytest.raises(ValueError, match=words):
         make()
+
+
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+def test_rotary_keeps_the_digits_of_double_precision(layout):
+    """At position 0, where nothing turns."""
+    x = RANDOM.standard_normal((1, 3, 2, 4))
+    with jax.enable_x64(True):
+        turned = positions.rotary(x, np.zeros(3, int), layout=layout)
+    np.testing.assert_array_equal(turned, x)

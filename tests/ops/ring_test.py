@@ -4,7 +4,11 @@ import os
 import subprocess
 import sys
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
+
+from tfm.ops import ring_attention
 
 SCRIPT = """
 import jax, jax.numpy as jnp, numpy as np
@@ -57,3 +61,9 @@ def test_equals_the_whole():
     environment = dict(os.environ, XLA_FLAGS="--xla_force_host_platform_device_count=4", JAX_PLATFORMS="cpu")
     done = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True)
     assert done.stdout.strip() == "equal", done.stderr[-3000:]
+
+
+def test_a_bias_that_is_an_array_is_refused():
+    x = jnp.ones((1, 4, 2, 8))
+    with pytest.raises(ValueError, match="bias is an array"):
+        ring_attention(x, x, x, axis_name="seq", bias=np.zeros((4, 4), np.float32))

@@ -25,6 +25,7 @@ from tfm.decoding.state import (
     Hypotheses,
     Step,
     check_prompt,
+    check_vocabulary,
     eos_ids,
     gather_beams,
     is_eos,
@@ -147,16 +148,17 @@ class Beam:
         prompt, known = check_prompt(prompt, seen)
         limit, length = row_limits(max_length, buffer_length, prompt.shape[0])
         logits, cache, *rest = prefill(step, cache, prompt, prefill_chunk)
+        check_vocabulary(self.eos_ids, logits)
         weights = self._weights(rest, source_mask)
         state = BeamState(
             cache=self.spread(cache, self.beam_size),
             seen=known,
             live=_empty(jnp.where(limit < 1, -jnp.inf, 0.0)[:, None], length),
-            ended=_empty(jnp.full((prompt.shape[0], self.kept), -jnp.inf), length),
+            ended=_empty(jnp.full((len(prompt), self.kept), -jnp.inf, jnp.float32), length),
             count=jnp.int32(0),
             limit=limit,
             done=limit < 1,
-            attended=None if weights is None else jnp.zeros((len(prompt), 1, weights.shape[-1])),
+            attended=None if weights is None else jnp.zeros((len(prompt), 1, weights.shape[-1]), jnp.float32),
             source_mask=None if weights is None else source_mask,
         )
         return self._grow(state, last_logits(logits), weights)[0]
@@ -174,7 +176,7 @@ class Beam:
 
     def result(self, state: BeamState) -> Hypotheses:
         """The n best so far: finished ones first, then live ones; each kind best first."""
-        lengths = jnp.sum(state.live.ids >= 0, axis=-1)
+        lengths = jnp.sum(state.live.ids >= 0, axis=-1, dtype=jnp.int32)
         live = replace(state.live, scores=state.live.scores / length_penalty(lengths, self.alpha))
         live = live.take(*lax.top_k(live.scores, self.n_best)[::-1])
         finished = state.ended.scores > -jnp.inf
@@ -189,7 +191,7 @@ class Beam:
             ids=jnp.where(ids < 0, self.pad_id, ids),
             scores=found.scores,
             finished=finished,
-            lengths=jnp.sum(ids >= 0, axis=-1),
+            lengths=jnp.sum(ids >= 0, axis=-1, dtype=jnp.int32),
             log_probs=jnp.where(exists, found.log_probs, 0.0),
         )
 

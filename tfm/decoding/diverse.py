@@ -87,7 +87,7 @@ class DiverseBeam(Beam):
         chosen = []
         for g in range(self.groups):
             flat = (log_probs[:, g] - self.diversity * used[:, None]).reshape(len(live) * width, -1)
-            ids, values = self._candidates(flat, jnp.zeros(len(flat)))
+            ids, values = self._candidates(flat, jnp.zeros(len(flat), jnp.float32))
             tokens, parents, sums = best_continuations(live[:, g], ids, values, self.beam_size)
             exists = sums > -jnp.inf
             sums += self.diversity * jnp.take_along_axis(used, tokens, axis=1)

@@ -18,6 +18,7 @@ from tfm.decoding.state import (
     Hypotheses,
     Step,
     check_prompt,
+    check_vocabulary,
     is_eos,
     last_logits,
     length_penalty,
@@ -85,6 +86,7 @@ class TokenSearch(ABC):
         batch = prompt.shape[0]
         limit, length = row_limits(max_length, buffer_length, batch)
         logits, cache = prefill(step, cache, prompt, prefill_chunk)
+        check_vocabulary(self.eos_ids, logits)
         state = TokenState(
             cache=cache,
             seen=known,
@@ -110,7 +112,7 @@ class TokenSearch(ABC):
 
     def result(self, state: TokenState) -> Hypotheses:
         """What was found so far."""
-        lengths = jnp.sum(state.ids >= 0, axis=-1)
+        lengths = jnp.sum(state.ids >= 0, axis=-1, dtype=jnp.int32)
         return Hypotheses(
             ids=jnp.where(state.ids < 0, self.pad_id, state.ids),
             scores=jnp.sum(state.log_probs, axis=-1) / length_penalty(lengths, self.alpha),

@@ -22,7 +22,7 @@ class Sample(TokenSearch):
     min_p: float | None = None
 
     def __post_init__(self) -> None:
-        if self.temperature < 0:
+        if not self.temperature >= 0:
             raise ValueError(f"temperature is {self.temperature}: expected 0 (greedy) or more")
         if self.top_k is not None and self.top_k < 1:
             raise ValueError(f"top_k is {self.top_k}: expected at least 1, or None to keep all")
@@ -121,12 +121,14 @@ def sample(
         buffer_length=buffer_length,
         seen=seen,
         prefill_chunk=prefill_chunk,
-        keys=row_keys(key, prompt.shape[0]),
+        keys=row_keys(key, len(prompt)),
     )
 
 
 def row_keys(key: jax.Array, batch: int) -> jax.Array:
     """One random key a row: [B] keys as they are, or a single one folded with the row's number."""
+    if not hasattr(key, "dtype"):
+        raise ValueError(f"key is {key!r}: expected a random key, as `jax.random.key` makes it, or one for each row")
     if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         key = jax.random.wrap_key_data(key)
     if key.ndim == 0:
@@ -138,4 +140,4 @@ def row_keys(key: jax.Array, batch: int) -> jax.Array:
 
 def uniforms(keys: jax.Array, count: jax.Array) -> jax.Array:
     """A random number in [0, 1) for each row's key [B] at step `count`."""
-    return jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(key, count)))(keys)
+    return jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(key, count), dtype=jnp.float32))(keys)

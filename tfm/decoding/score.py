@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from tfm.decoding import select
-from tfm.decoding.state import Cache, Step, eos_ids, is_eos, last_logits, length_penalty, tile
+from tfm.decoding.state import Cache, Step, check_prompt, eos_ids, is_eos, last_logits, length_penalty, tile
 
 
 def token_log_probs(logits: jax.Array, targets: jax.Array) -> jax.Array:
@@ -68,7 +68,7 @@ def score(
         Scores [B] and log-probabilities [B, T] float32, or [B, n] and [B, n, T]; 0 where mask is False.
 
     Raises:
-        ValueError: if the shapes do not fit.
+        ValueError: if the shapes do not fit, or there are no tokens.
 
     Example:
         >>> def step(tokens, cache):  # all of 4 tokens equally probable
@@ -77,15 +77,18 @@ def score(
         >>> bool(jnp.allclose(scores, -2 * jnp.log(4.0)))
         True
     """
+    prompt, targets = check_prompt(prompt, None)[0], jnp.asarray(targets)
     mask = jnp.ones(targets.shape, bool) if mask is None else mask
     if targets.ndim not in (2, 3) or targets.shape[0] != prompt.shape[0] or mask.shape != targets.shape:
         raise ValueError(
             f"prompt, targets and mask have shapes {list(prompt.shape)}, {list(targets.shape)}, {list(mask.shape)}: "
             "expected [B, P], [B, T] or [B, n, T], and that of targets"
         )
+    if not targets.shape[-1]:
+        raise ValueError(f"targets has shape {list(targets.shape)}: expected at least one token of each row")
     flat = targets.reshape(-1, targets.shape[-1]).astype(jnp.int32)
-    times = flat.shape[0] // prompt.shape[0]
-    log_probs = _forced(step, tile(cache, times), tile(jnp.asarray(prompt, jnp.int32), times), flat)
+    times = targets.shape[1] if targets.ndim == 3 else 1
+    log_probs = _forced(step, tile(cache, times), tile(prompt, times), flat)
     log_probs = jnp.where(mask, log_probs.reshape(targets.shape), 0.0)
     return jnp.sum(log_probs, axis=-1) / length_penalty(jnp.sum(mask, axis=-1), alpha), log_probs
 

@@ -117,6 +117,8 @@ class Session:
         widen: Widen | None = None,
     ) -> None:
         limit = np.asarray(max_length, np.int32)
+        if limit.min(initial=1) < 1:
+            raise ValueError(f"max_length is {limit.min()}: expected at least 1")
         self.length = int(limit.max()) if buffer_length is None else buffer_length
         static = (("buffer_length", self.length), ("prefill_chunk", prefill_chunk))
         arrays: dict[str, Any] = {"max_length": jnp.broadcast_to(jnp.asarray(limit), (len(prompt),))}
@@ -186,6 +188,7 @@ class Session:
 
     def stream(self, steps: int) -> Iterator[Hypotheses]:
         """What was found so far, first after `steps` tokens, then every `steps` tokens until all rows are done."""
+        _check_steps(steps)
         self.advance(steps - 1)
         yield self.result()
         while not self.done.all():
@@ -198,7 +201,13 @@ class Session:
 
         Where `stopped()`, asked as often, says so, no further than now.
         """
+        _check_steps(steps)
         while not (self.done.all() or stopped()):
             self.advance(steps if any(size < self.size for size in sizes) else self.length)
             self.compact(sizes)
         return self.result()
+
+
+def _check_steps(steps: int) -> None:
+    if steps < 1:
+        raise ValueError(f"steps is {steps}: expected at least 1, else decoding would never end")

@@ -218,8 +218,8 @@ class _Speculation:
         logits = logits.astype(jnp.float32)
         tokens, possible, agreed = self.check(state, guesses, guessed, logits)
         shared = jnp.min(jnp.where(state.done, size, agreed))
-        drafted = counts.drafted + size * jnp.sum(~state.done)
-        accepted = counts.accepted + shared * jnp.sum(~state.done)
+        running = jnp.sum(~state.done, dtype=jnp.int32)
+        drafted, accepted = counts.drafted + size * running, counts.accepted + shared * running
         before = state.count
         for i in range(size + 1):
             here = replace(state, count=before + i)
@@ -274,7 +274,8 @@ class _Speculation:
             agrees.append(agree)
         agreed = jnp.zeros(len(guesses), jnp.int32)
         if size:
-            agreed = jnp.sum(jnp.cumprod(jnp.stack(agrees[:-1], axis=1).astype(jnp.int32), axis=1), axis=1)
+            so_far = jnp.cumprod(jnp.stack(agrees[:-1], axis=1), axis=1, dtype=jnp.int32)
+            agreed = jnp.sum(so_far, axis=1, dtype=jnp.int32)
         return jnp.stack(tokens, axis=1), jnp.stack(possible, axis=1), agreed
 
     def draw(
@@ -308,7 +309,7 @@ class _Speculation:
         """A random number [B] for the token at count + place, another one for each purpose."""
         number = ("draft", "accept", "again").index(purpose)
         fold: Any = partial(jax.random.fold_in, data=(state.count + place) * 3 + number)
-        return jax.vmap(lambda key: jax.random.uniform(fold(key)))(state.keys)
+        return jax.vmap(lambda key: jax.random.uniform(fold(key), dtype=jnp.float32))(state.keys)
 
 
 def look_up(tokens: jax.Array, length: jax.Array, ngram: int, size: int) -> jax.Array:
@@ -328,8 +329,8 @@ def look_up(tokens: jax.Array, length: jax.Array, ngram: int, size: int) -> jax.
         [[7, 8, 5]]
     """
     width = tokens.shape[1]
-    columns = jnp.arange(width)
-    best = jnp.full(len(tokens), -1)  # where the continuation starts
+    columns = jnp.arange(width, dtype=jnp.int32)
+    best = jnp.full(len(tokens), -1, jnp.int32)  # where the continuation starts
     for n in range(min(LEAST, ngram), min(ngram, width - 1) + 1):
         same = jnp.ones(tokens.shape, bool)  # the n tokens before each column are the last n
         for i in range(1, n + 1):

@@ -6,6 +6,7 @@ What a step only reads and all beams of a row share (the keys and values of the 
 let the step close over it, and it is neither copied nor moved.
 """
 
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -131,6 +132,8 @@ def gather_beams(tree: Cache, beams: jax.Array) -> Cache:
 def prefill(step: Step, cache: Cache, prompt: jax.Array, chunk: int | None) -> tuple[Any, ...]:
     """Feed the prompt [B, P], at most `chunk` columns a call: what the last call to step returned."""
     chunk = prompt.shape[1] if chunk is None else chunk
+    if chunk < 1:
+        raise ValueError(f"prefill_chunk is {chunk}: expected at least 1, or None")
     outputs: tuple[Any, ...] = (None, cache)
     for start in range(0, prompt.shape[1], chunk):
         outputs = step(prompt[:, start : start + chunk], outputs[1])
@@ -144,9 +147,16 @@ def last_logits(logits: jax.Array) -> jax.Array:
 
 def eos_ids(eos_id: int | Sequence[int] | None) -> tuple[int, ...]:
     """The ids that end a hypothesis as a tuple."""
-    if eos_id is None:
-        return ()
-    return (int(eos_id),) if isinstance(eos_id, int | np.integer) else tuple(int(i) for i in eos_id)
+    ids = () if eos_id is None else tuple(operator.index(i) for i in np.atleast_1d(np.asarray(eos_id, object)))
+    if any(i < 0 for i in ids):
+        raise ValueError(f"eos_id is {eos_id}: expected ids of at least 0, or None for no end")
+    return ids
+
+
+def check_vocabulary(ids: tuple[int, ...], logits: jax.Array) -> None:
+    """Refuses ids that end a hypothesis but have no logit in [..., V]: indices would be taken for the last one."""
+    if any(i >= logits.shape[-1] for i in ids):
+        raise ValueError(f"eos_id is {list(ids)}: expected ids below {logits.shape[-1]}, the logits of the step")
 
 
 def is_eos(tokens: jax.Array, ids: tuple[int, ...]) -> jax.Array:
@@ -168,7 +178,10 @@ def check_prompt(prompt: jax.Array, seen: jax.Array | None) -> tuple[jax.Array, 
 
 def row_limits(max_length: jax.typing.ArrayLike, buffer_length: int | None, batch: int) -> tuple[jax.Array, int]:
     """Each row's limit [B] and the length L of the id buffers."""
-    limit = jnp.asarray(max_length, jnp.int32)
+    limit = jnp.asarray(max_length)
+    if not jnp.issubdtype(limit.dtype, jnp.integer):
+        raise ValueError(f"max_length is {max_length}: expected an integer, or one for each row")
+    limit = limit.astype(jnp.int32)
     if limit.shape not in ((), (batch,)):
         raise ValueError(
             f"max_length has shape {list(limit.shape)}: expected one number or one for each of {batch} rows"

@@ -42,6 +42,8 @@ class FeedForward(nn.Module):
         """x: [B, T, M] -> [B, T, M]."""
         dense = partial(Projection, use_bias=self.use_bias, kernel_init=self.kernel_init, dtype=self.dtype,
                         param_dtype=self.param_dtype, lora=self.lora)
+        if self.activation not in ACTIVATIONS:
+            raise ValueError(f"activation is {self.activation!r}, but it must be one of {', '.join(ACTIVATIONS)}")
         activation = ACTIVATIONS[self.activation]
         up = dense(self.d_ff, name="up")(x)
         inner = activation(dense(self.d_ff, name="gate")(x)) * up if self.gated else activation(up)

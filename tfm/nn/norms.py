@@ -22,6 +22,8 @@ class Normalize(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
+        if self.kind not in ("layer", "rms"):
+            raise ValueError(f"kind is {self.kind!r}, but it must be 'layer' or 'rms'")
         dtype = jnp.dtype(self.param_dtype)
         init = nn.initializers.zeros if self.unit_offset else nn.initializers.ones
         scale = self.param("scale", init, (x.shape[-1],), dtype)

@@ -1,22 +1,80 @@
 """The public door of attention: checks shapes and picks the implementation, which never changes what is computed."""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from tfm.ops.blockwise import blockwise_attention
-from tfm.ops.dense import NEGATIVE, Scoring, dense_attention, dense_scores, softmax
+from tfm.ops.dense import NEGATIVE, Scoring, check_shapes, dense_attention, dense_scores, softmax
+from tfm.ops.fit import check_fit
 from tfm.ops.masks import Rule, as_rule
 from tfm.ops.positions import Bias, MatrixBias, Shaw
-from tfm.ops.tokens import Array, Tokens
+from tfm.ops.tokens import Array, Tokens, as_batch
 from tfm.ops.vendor import cudnn_attention, missing, splash_attention
 
 Implementation = Literal["auto", "dense", "blockwise", "cudnn"]
 
 
+@overload
+def attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    *,
+    mask: Rule | Array | None = ...,
+    bias: Bias | Array | None = ...,
+    scale: float | None = ...,
+    query_positions: Array | None = ...,
+    key_positions: Array | None = ...,
+    dropout_rate: float = ...,
+    dropout_key: jax.Array | None = ...,
+    implementation: Implementation = ...,
+    block_size: int | None = ...,
+    relative: Shaw | None = ...,
+    soft_cap: float | None = ...,
+    return_lse: Literal[False] = ...,
+) -> jax.Array: ...
+@overload
+def attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    *,
+    mask: Rule | Array | None = ...,
+    bias: Bias | Array | None = ...,
+    scale: float | None = ...,
+    query_positions: Array | None = ...,
+    key_positions: Array | None = ...,
+    dropout_rate: float = ...,
+    dropout_key: jax.Array | None = ...,
+    implementation: Implementation = ...,
+    block_size: int | None = ...,
+    relative: Shaw | None = ...,
+    soft_cap: float | None = ...,
+    return_lse: Literal[True],
+) -> tuple[jax.Array, jax.Array]: ...
+@overload
+def attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    *,
+    mask: Rule | Array | None = ...,
+    bias: Bias | Array | None = ...,
+    scale: float | None = ...,
+    query_positions: Array | None = ...,
+    key_positions: Array | None = ...,
+    dropout_rate: float = ...,
+    dropout_key: jax.Array | None = ...,
+    implementation: Implementation = ...,
+    block_size: int | None = ...,
+    relative: Shaw | None = ...,
+    soft_cap: float | None = ...,
+    return_lse: bool,
+) -> jax.Array | tuple[jax.Array, jax.Array]: ...
 def attention(
     query: jax.Array,
     key: jax.Array,
@@ -64,8 +122,8 @@ def attention(
       [B, T, H, Dv], the query's dtype; with return_lse also [B, H, T] float32, -inf for a query with nothing to see.
 
     Raises:
-      ValueError: shapes that do not fit, an unknown implementation, dropout without a key or with a rate outside
-        [0, 1), a rule or option that "cudnn" lacks.
+      ValueError: shapes or types that do not fit, an unknown implementation, a traced scale, a soft cap or block size
+        not above 0, dropout without a key or with a rate outside [0, 1), a rule or option that "cudnn" lacks.
 
     Example:
       >>> import jax.numpy as jnp
@@ -76,6 +134,7 @@ def attention(
 
     Reference: Vaswani et al. (2017), Attention Is All You Need, section 3.2.1.
     """
+    query, key, value = (jnp.asarray(x) for x in (query, key, value))
     check_shapes(query, key, value)
     if implementation not in ("auto", "dense", "blockwise", "cudnn"):
         raise ValueError(f"implementation is {implementation!r}; it must be 'auto', 'dense', 'blockwise' or 'cudnn'")
@@ -83,12 +142,17 @@ def attention(
         raise ValueError(f"dropout_rate is {dropout_rate}; it must be in [0, 1)")
     if dropout_rate and dropout_key is None:
         raise ValueError(f"dropout_rate is {dropout_rate}, which needs a dropout_key")
+    if block_size is not None and block_size < 1:
+        raise ValueError(f"block_size is {block_size}; it must be 1 or more, or None")
     scoring = make_scoring(query, mask, bias, scale, relative, soft_cap, dropout_rate)
     tokens = make_tokens(query, key, query_positions, key_positions)
+    check_fit(scoring, query, key.shape[1], value.shape[3])
     lacking = missing(scoring, *tokens, return_lse)
     if implementation == "cudnn" and lacking:
         raise ValueError(f"implementation 'cudnn' lacks {lacking}; 'blockwise' has it")
     chosen = _choose(query, key, lacking) if implementation == "auto" else implementation
+    if 0 in (*query.shape[:2], *key.shape[:2], value.shape[3]):
+        chosen = "dense"  # of nothing there are no blocks
     if chosen == "cudnn":
         return cudnn_attention(query, key, value, scoring)
     if chosen == "splash":
@@ -180,21 +244,11 @@ def attention_weights(
 
     Reference: Vaswani et al. (2017), Attention Is All You Need, section 3.2.1.
     """
+    query, key = jnp.asarray(query), jnp.asarray(key)
     check_shapes(query, key, key)
     scoring = make_scoring(query, mask, bias, scale, relative, soft_cap, 0.0)
+    check_fit(scoring, query, *key.shape[1::2])
     return softmax(dense_scores(query, key, scoring, *make_tokens(query, key, query_positions, key_positions)))
-
-
-def check_shapes(query: jax.Array, key: jax.Array, value: jax.Array) -> None:
-    for name, x in (("query", query), ("key", key), ("value", value)):
-        if x.ndim != 4:
-            raise ValueError(f"{name} has shape {x.shape}; it must be [batch, length, heads, width]")
-    if key.shape[:3] != value.shape[:3]:
-        raise ValueError(f"value has shape {value.shape}; batch, length and heads must be the key's, {key.shape[:3]}")
-    if query.shape[0] != key.shape[0] or query.shape[3] != key.shape[3]:
-        raise ValueError(f"key has shape {key.shape}; batch and width must be the query's, {query.shape}")
-    if query.shape[2] % key.shape[2]:
-        raise ValueError(f"query has {query.shape[2]} heads; they must be a multiple of the key's {key.shape[2]}")
 
 
 def make_scoring(
@@ -206,14 +260,24 @@ def make_scoring(
     soft_cap: float | None,
     dropout_rate: float,
 ) -> Scoring:
+    soft_cap = None if soft_cap is None else _number("soft_cap", soft_cap)
+    if soft_cap is not None and soft_cap <= 0:
+        raise ValueError(f"soft_cap is {soft_cap}; it must be above 0, or None")
     return Scoring(
         rule=None if mask is None else as_rule(mask),
-        bias=bias if bias is None or isinstance(bias, Bias) else MatrixBias(bias),
+        bias=bias if bias is None or isinstance(bias, Bias) else MatrixBias(jnp.asarray(bias)),
         relative=relative,
-        scale=query.shape[-1] ** -0.5 if scale is None else scale,
+        scale=query.shape[-1] ** -0.5 if scale is None else _number("scale", scale),
         soft_cap=soft_cap,
-        dropout_rate=dropout_rate,
+        dropout_rate=float(dropout_rate),
     )
+
+
+def _number(name: str, value: float) -> float:
+    """A number that is fixed when a program is compiled; one in an array would be taken for another one's."""
+    if isinstance(value, jax.core.Tracer):
+        raise ValueError(f"{name} is traced; it must be a number: multiply the query by what has to be traced")
+    return float(value)
 
 
 def make_tokens(
@@ -224,6 +288,6 @@ def make_tokens(
         positions = positions if hasattr(positions, "ndim") else np.asarray(positions)
         if positions.shape not in ((x.shape[1],), (1, x.shape[1]), x.shape[:2]):
             raise ValueError(f"{name} has shape {positions.shape}; it must be {x.shape[1:2]} or {x.shape[:2]}")
-        return Tokens(positions.reshape(-1, x.shape[1]))
+        return Tokens(as_batch(positions, name))
 
     return tokens("query_positions", query, query_positions), tokens("key_positions", key, key_positions)

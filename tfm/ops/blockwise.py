@@ -204,7 +204,7 @@ def _add(
         if seen is not None:
             scores = jnp.where(seen, scores, NEGATIVE)
         scores = here.three(scores)
-    greatest = scores.max(-1, keepdims=True)
+    greatest = scores.max(-1, keepdims=True, initial=None if here.scoring.bias is None else NEGATIVE)
     if state is not None:
         greatest = jnp.maximum(state[1], greatest)
     weights = jnp.exp(scores - greatest)

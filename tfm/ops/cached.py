@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from tfm.ops.attention import make_scoring, make_tokens
 from tfm.ops.dense import NEGATIVE, accumulator, scaled, softmax
+from tfm.ops.fit import check_fit
 from tfm.ops.masks import Rule
 from tfm.ops.positions import Bias, Shaw
 from tfm.ops.tokens import Array
@@ -46,7 +47,9 @@ def cached_attention(
     """
     (B, T, H, D), (K, S) = query.shape, value.shape[1:3]
     query_tokens, key_tokens = make_tokens(query, value.swapaxes(1, 2), query_positions, key_positions)
-    query, scoring = scaled(query, make_scoring(query, mask, bias, scale, relative, soft_cap, 0.0))
+    scoring = make_scoring(query, mask, bias, scale, relative, soft_cap, 0.0)
+    check_fit(scoring, query, S, value.shape[3])
+    query, scoring = scaled(query, scoring)
     by_head = query.swapaxes(1, 2)  # [B, H, T, D]; heads of one group are neighbours
     scores = _product(by_head.reshape(B, K, H // K * T, D), key, accumulator(query, key)).reshape(B, H, T, S)
     scores = scoring.from_products(scores, by_head, query_tokens, key_tokens)
@@ -54,7 +57,7 @@ def cached_attention(
         scores = jnp.where(scoring.rule.visible(query_tokens, key_tokens), scores, NEGATIVE)
     weights = softmax(scores)
     grouped = weights.astype(value.dtype).reshape(B, K, H // K * T, S)
-    heads = _product(grouped, value, scores.dtype).reshape(B, H, T, -1)
+    heads = _product(grouped, value, scores.dtype).reshape(B, H, T, value.shape[3])
     if scoring.relative is not None and scoring.relative.value_table is not None:
         heads += scoring.relative.values(weights, query_tokens, key_tokens)
     return heads.swapaxes(1, 2).astype(query.dtype)

@@ -45,6 +45,22 @@ class Scoring:
         return scores
 
 
+def check_shapes(query: jax.Array, key: jax.Array, value: jax.Array) -> None:
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        if x.ndim != 4:
+            raise ValueError(f"{name} has shape {x.shape}; it must be [batch, length, heads, width]")
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            raise ValueError(f"{name} has dtype {x.dtype}; it must be float")
+    if key.shape[:3] != value.shape[:3]:
+        raise ValueError(f"value has shape {value.shape}; batch, length and heads must be the key's, {key.shape[:3]}")
+    if query.shape[0] != key.shape[0] or query.shape[3] != key.shape[3]:
+        raise ValueError(f"key has shape {key.shape}; batch and width must be the query's, {query.shape}")
+    if 0 in (*query.shape[2:], *key.shape[2:]):
+        raise ValueError(f"query has shape {query.shape}, key {key.shape}; heads and width must be 1 or more")
+    if query.shape[2] % key.shape[2]:
+        raise ValueError(f"query has {query.shape[2]} heads; they must be a multiple of the key's {key.shape[2]}")
+
+
 def accumulator(*arrays: Array) -> jnp.dtype:
     """The dtype of scores and sums: float32, or float64 where an input has it."""
     return jnp.promote_types(jnp.float32, jnp.result_type(*arrays))
@@ -70,7 +86,7 @@ def dense_attention(
     K = value.shape[2]
     grouped = weights.astype(value.dtype).reshape(B, K, H // K, T, S)
     output = jnp.einsum("BKGTS,BSKD->BTKGD", grouped, value, preferred_element_type=scores.dtype)
-    output = output.reshape(B, T, H, -1)
+    output = output.reshape(B, T, H, value.shape[-1])
     if scoring.relative is not None and scoring.relative.value_table is not None:
         output += scoring.relative.values(weights, query_tokens, key_tokens).swapaxes(1, 2)
     return output.astype(query.dtype), lse
@@ -112,7 +128,7 @@ def split_scale(scoring: Scoring, dtype: jnp.dtype) -> tuple[Scoring, float]:
 @jax.custom_jvp
 def softmax(scores: jax.Array) -> jax.Array:
     """Softmax over the last axis; zeros in a row that is `NEGATIVE` throughout."""
-    highest = jnp.maximum(scores.max(-1, keepdims=True), NEGATIVE)
+    highest = scores.max(-1, keepdims=True, initial=NEGATIVE)
     weights = jnp.exp(scores - highest)
     total = weights.sum(-1, keepdims=True)
     return weights * jnp.where(highest > NEGATIVE, 1 / total, 0)
@@ -126,6 +142,7 @@ def _softmax_jvp(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]
 
 def log_sum_exp(scores: jax.Array) -> jax.Array:
     """log(sum(exp(scores))) over the last axis; -inf in a row that is `NEGATIVE` throughout."""
-    highest = jax.lax.stop_gradient(jnp.maximum(scores.max(-1), NEGATIVE))
+    highest = jax.lax.stop_gradient(scores.max(-1, initial=NEGATIVE))
     total = jnp.exp(scores - highest[..., None]).sum(-1)
-    return jnp.where(highest > NEGATIVE, highest + jnp.log(total), -jnp.inf)
+    seen = highest > NEGATIVE
+    return jnp.where(seen, highest + jnp.log(jnp.where(seen, total, 1)), -jnp.inf)

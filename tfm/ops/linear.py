@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from tfm.ops.dense import accumulator
+from tfm.ops.dense import accumulator, check_shapes
 from tfm.ops.tokens import vary_alike
 
 FeatureMap = Callable[[jax.Array], jax.Array]
@@ -74,7 +74,7 @@ def linear_attention(
 
     Reference: Katharopoulos et al. (2020), Transformers are RNNs, sections 3.2 to 3.4.
     """
-    _check(query, key, value, causal)
+    _check(query, key, value, causal, key_mask, chunk_size)
     q, k, v = _features(query, key, value, key_mask, feature_map)
     if causal:
         sums = causal_product(q, k, _with_ones(v), chunk_size)
@@ -115,7 +115,7 @@ def linear_attention_step(
 
     Reference: Katharopoulos et al. (2020), section 3.4, equations 18 to 20.
     """
-    _check(query, key, value, causal=True)
+    _check(query, key, value, True, key_mask, chunk_size)
     q, k, v = _features(query, key, value, key_mask, feature_map)
     v = _with_ones(v)
     before = jnp.concatenate([state.products, state.features[..., None]], -1)
@@ -124,9 +124,14 @@ def linear_attention_step(
     return LinearState(after[..., :-1], after[..., -1]), _normalised(sums, query)
 
 
-def _check(query: jax.Array, key: jax.Array, value: jax.Array, causal: bool) -> None:
-    if key.shape[:3] != value.shape[:3] or query.shape[0] != key.shape[0] or query.shape[2] % key.shape[2]:
-        raise ValueError(f"shapes do not fit: query {query.shape}, key {key.shape}, value {value.shape}")
+def _check(
+    query: jax.Array, key: jax.Array, value: jax.Array, causal: bool, key_mask: jax.Array | None, chunk_size: int
+) -> None:
+    check_shapes(query, key, value)
+    if key_mask is not None and (key_mask.dtype != bool or key_mask.shape != key.shape[:2]):
+        raise ValueError(f"key_mask is {key_mask.dtype}{key_mask.shape}; it must be bool{key.shape[:2]}")
+    if chunk_size < 1:
+        raise ValueError(f"chunk_size is {chunk_size}; it must be 1 or more")
     if causal and query.shape[1] != key.shape[1]:
         raise ValueError(f"causal linear attention has {query.shape[1]} queries for {key.shape[1]} keys; give as many")
 
@@ -156,7 +161,7 @@ def _normalised(sums: jax.Array, query: jax.Array) -> jax.Array:
     """[B, K, G, T, Dv + 1], the denominators last -> [B, T, H, Dv]."""
     total = sums[..., -1:]
     output = sums[..., :-1] / jnp.where(total == 0, 1, total)
-    return output.transpose(0, 3, 1, 2, 4).reshape(*query.shape[:3], -1).astype(query.dtype)
+    return output.transpose(0, 3, 1, 2, 4).reshape(*query.shape[:3], output.shape[-1]).astype(query.dtype)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
@@ -174,7 +179,7 @@ def causal_product(a: jax.Array, b: jax.Array, c: jax.Array, chunk_size: int, re
       [B, K, G, T, F].
     """
     T = a.shape[3]
-    size = min(chunk_size, T)
+    size = max(min(chunk_size, T), 1)
     a, b, c = vary_alike((a, b, c))
     a_chunks, b_chunks, c_chunks = (_chunked(x, size) for x in (a, b, c))
     seen = jnp.tril(jnp.ones((size, size), bool))
@@ -188,13 +193,14 @@ def causal_product(a: jax.Array, b: jax.Array, c: jax.Array, chunk_size: int, re
 
     state = vary_alike(jnp.zeros((*a.shape[:2], a.shape[-1], c.shape[-1]), a.dtype), a)
     _, sums = lax.scan(chunk, state, (a_chunks, b_chunks, c_chunks), reverse=reverse)
-    return jnp.moveaxis(sums, 0, 3).reshape(*a.shape[:3], -1, c.shape[-1])[..., :T, :]
+    sums = jnp.moveaxis(sums, 0, 3)
+    return sums.reshape(*a.shape[:3], sums.shape[3] * size, c.shape[-1])[..., :T, :]
 
 
 def _chunked(x: jax.Array, size: int) -> jax.Array:
     """[B, K, G, T, D] -> [T/size, B, K, G, size, D], filled with zeros."""
     x = jnp.pad(x, [(0, 0)] * 3 + [(0, -x.shape[3] % size), (0, 0)])
-    return jnp.moveaxis(x.reshape(*x.shape[:3], -1, size, x.shape[-1]), 3, 0)
+    return jnp.moveaxis(x.reshape(*x.shape[:3], x.shape[3] // size, size, x.shape[-1]), 3, 0)
 
 
 def _product_fwd(a: jax.Array, b: jax.Array, c: jax.Array, chunk_size: int, reverse: bool) -> tuple:

@@ -18,7 +18,7 @@ def label_smoothed_cross_entropy(logits: jax.Array, targets: jax.Array, *, smoot
         loss = -sum_v q(v) log softmax(logits)(v) = logsumexp(z) - (1 - smoothing) z(target) - smoothing mean_v z(v)
 
     Args:
-        logits: [..., V] float; the loss is computed in float32 whatever their dtype.
+        logits: [..., V] float; the loss is computed in float32, or float64 where they are.
         targets: [...] int ids.
         smoothing: the part that is spread over all V classes, the target among them; in [0, 1).
         weights: [...] float that multiply the losses, 0 for padding; ones where None.
@@ -38,8 +38,8 @@ def label_smoothed_cross_entropy(logits: jax.Array, targets: jax.Array, *, smoot
     et al., "Attention Is All You Need", 2017, section 5.4.
     """
     _check(logits.shape[:-1], targets, weights, smoothing)
-    loss = _losses(logits.astype(jnp.float32), targets, smoothing)
-    return loss if weights is None else loss * weights.astype(jnp.float32)
+    loss = _losses(logits.astype(jnp.promote_types(logits.dtype, jnp.float32)), targets, smoothing)
+    return loss if weights is None else loss * weights.astype(loss.dtype)
 
 
 def fused_cross_entropy(hidden: jax.Array, embedding: jax.Array, targets: jax.Array, *, smoothing: float = 0.0,
@@ -75,8 +75,8 @@ def fused_cross_entropy(hidden: jax.Array, embedding: jax.Array, targets: jax.Ar
     """
     _check_fused(hidden, embedding, targets, weights, bias, smoothing, softcap, chunk_size)
     form = _Form(smoothing, softcap, chunk_size)
-    loss = _per_token(hidden, embedding, bias, targets, form)
-    return loss if weights is None else loss * weights.astype(jnp.float32)
+    loss = _per_token(hidden, jnp.asarray(embedding), bias, targets, form)
+    return loss if weights is None else loss * weights.astype(loss.dtype)
 
 
 def fused_cross_entropy_sum(hidden: jax.Array, embedding: jax.Array, targets: jax.Array, *, smoothing: float = 0.0,
@@ -109,8 +109,9 @@ def fused_cross_entropy_sum(hidden: jax.Array, embedding: jax.Array, targets: ja
     if parts != (1, 1) and (targets.ndim != 2 or targets.shape[0] % parts[0] or targets.shape[1] % parts[1]):
         raise ValueError(f"parts are {parts}, but they must divide the shape {targets.shape} of the tokens")
     form = _Form(smoothing, softcap, chunk_size, parts)
-    weights = jnp.ones(targets.shape, jnp.float32) if weights is None else weights.astype(jnp.float32)
-    return _summed(hidden, embedding, bias, weights, targets, form)
+    wide = jnp.promote_types(hidden.dtype, jnp.float32)
+    weights = jnp.ones(targets.shape, wide) if weights is None else weights.astype(wide)
+    return _summed(hidden, jnp.asarray(embedding), bias, weights, targets, form)
 
 
 class _Form(NamedTuple):

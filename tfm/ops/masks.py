@@ -8,6 +8,7 @@ window's width) stays static.  True means: may attend.
 
 import dataclasses
 from collections.abc import Callable
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +25,8 @@ class Rule:
     """Says which queries see which keys.  Combine with `&` and `|`; boolean arrays join in."""
 
     __array_ufunc__ = None  # so that `array & rule` comes to __rand__
+    axes: ClassVar[dict[str, str]] = {}
+    """Letters of the axes of the fields whose shapes `attention` checks, `*` for any length; a length of 1 fits all."""
 
     def visible(self, query: Tokens, key: Tokens) -> Array:
         """Evaluates the rule for some queries and keys: bool, broadcastable to [B, H, n, m]."""
@@ -130,6 +133,14 @@ def static_bounds(rule: Rule, query: Tokens, key: Tokens, block_q: int, block_k:
     return np.asarray(some.any((0, 1))), np.asarray(every.all((0, 1)))
 
 
+def check_bool(x: Array, name: str, more: str = "") -> None:
+    """Refuses numbers where truth values belong: `&` and `|` would work on their bits."""
+    if not hasattr(x, "dtype"):
+        raise ValueError(f"{name} is a {type(x).__name__}; it must be a bool array{more}")
+    if x.dtype != bool:
+        raise ValueError(f"{name} has dtype {x.dtype}; it must be bool{more}")
+
+
 def as_rule(mask: "Rule | Array") -> Rule:
     """A rule as it is; a boolean array, broadcastable to [B, H, T, S], as a `Matrix`."""
     if isinstance(mask, Rule):
@@ -210,6 +221,7 @@ class Window(Rule):
     Reference: Beltagy, Peters and Cohan (2020), Longformer, section 3.1.
     """
 
+    axes: ClassVar = {"dilations": "H"}
     left: int | None = dataclasses.field(metadata={"static": True})
     right: int | None = dataclasses.field(metadata={"static": True})
     dilation: int | tuple[int, ...] = dataclasses.field(default=1, metadata={"static": True})
@@ -219,12 +231,14 @@ class Window(Rule):
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise ValueError(f"Window.{name} is {value}; it must be 0 or more, or None for no limit")
+        if not isinstance(self.dilation, int):
+            object.__setattr__(self, "dilation", _numbers(self.dilation))
         if min(self.dilations) < 1:
             raise ValueError(f"Window.dilation is {self.dilation}; it must be 1 or more")
 
     @property
     def dilations(self) -> tuple[int, ...]:
-        return (self.dilation,) if isinstance(self.dilation, int) else tuple(self.dilation)
+        return (self.dilation,) if isinstance(self.dilation, int) else self.dilation
 
     def _reach(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Dilation and reach to both sides in positions, each [H|1, 1, 1]."""
@@ -254,6 +268,11 @@ class Window(Rule):
         return some & (q_first <= k_last) & (k_first <= q_last), every & one
 
 
+def _numbers(x: Array) -> int | tuple[int, ...]:
+    """The integers of NumPy, or in a list, as those that compare and hash as what is static must."""
+    return int(x) if np.ndim(x) == 0 else tuple(int(n) for n in x)
+
+
 def _residues(positions: Array, step: np.ndarray) -> tuple[Array, Array]:
     """Least and greatest position modulo step in each block: [B, H, blocks]."""
     rest = positions[:, None] % step
@@ -269,17 +288,21 @@ class Padding(Rule):
       valid: [S] or [B, S] bool, True for a real token, in the order of the key array.
     """
 
+    axes: ClassVar = {"valid": "BS"}
     valid: Array
+
+    def _valid(self) -> Array:
+        check_bool(self.valid, "Padding.valid")
+        return self.valid if self.valid.ndim == 2 else self.valid[None]
 
     def map_keys(self, move: Callable[[Array], Array]) -> Rule:
         return Padding(move(self.valid))
 
     def visible(self, query: Tokens, key: Tokens) -> Array:
-        return key.rows(key.along(jnp.atleast_2d(self.valid), 1))[:, None, None, :]
+        return key.rows(key.along(jnp.asarray(self._valid()), 1))[:, None, None, :]
 
     def bounds(self, query: Spans, key: Spans) -> tuple[Array, Array]:
-        valid = self.valid if self.valid.ndim == 2 else self.valid[None]
-        some, every = (key.reduce(valid, 1, how)[:, None, None, :] for how in ("max", "min"))
+        some, every = (key.reduce(self._valid(), 1, how)[:, None, None, :] for how in ("max", "min"))
         return some, every
 
 
@@ -293,6 +316,7 @@ class Segments(Rule):
       key_ids: [S] or [B, S] int, in the order of the key array.
     """
 
+    axes: ClassVar = {"query_ids": "BT", "key_ids": "BS"}
     query_ids: Array
     key_ids: Array
 
@@ -322,6 +346,7 @@ class Prefix(Rule):
       length: int, or [B] int.
     """
 
+    axes: ClassVar = {"length": "B"}
     length: Array
 
     def _length(self) -> Array:
@@ -349,10 +374,13 @@ class Global(Rule):
       [[1, 1, 1], [1, 0, 0], [1, 0, 0]]
     """
 
+    axes: ClassVar = {"tokens": "B*"}
     tokens: Array
 
     def __post_init__(self) -> None:
         if type(self.tokens) in (list, tuple, range):
+            if min(self.tokens, default=0) < 0:
+                raise ValueError(f"Global.tokens has the position {min(self.tokens)}; positions must be 0 or more")
             chosen = np.zeros(max(self.tokens, default=-1) + 1, bool)
             chosen[list(self.tokens)] = True
             object.__setattr__(self, "tokens", chosen)
@@ -362,6 +390,7 @@ class Global(Rule):
 
     def chosen(self, tokens: Array, positions: Array) -> Array:
         """[B, ...] bool: which positions are global ones."""
+        check_bool(tokens, "Global.tokens", " over positions, or a list of positions")
         if not tokens.shape[1]:
             return positions < -_FAR
         xp = array_module(tokens, positions)
@@ -392,6 +421,7 @@ class Matrix(Rule):
       mask: bool, broadcastable to [B, H, T, S], in the order of the query and key arrays.
     """
 
+    axes: ClassVar = {"mask": "BHTS"}
     mask: Array
 
     def map_keys(self, move: Callable[[Array], Array]) -> Rule:

@@ -8,10 +8,11 @@ from tfm.ops.masks import And, Global, Or, Rule, Window
 from tfm.ops.tokens import Array
 
 
-def _parts(rule: Rule | None) -> Iterator[Rule]:
+def parts(rule: Rule | None) -> Iterator[Rule]:
+    """The rules that `&` and `|` have joined."""
     if isinstance(rule, (And, Or)):
-        yield from _parts(rule.first)
-        yield from _parts(rule.second)
+        yield from parts(rule.first)
+        yield from parts(rule.second)
     elif rule is not None:
         yield rule
 
@@ -24,7 +25,7 @@ def dilation_groups(rule: Rule | None, heads: tuple[int, int]) -> list[np.ndarra
       [[0, 1, 3], [2]]
     """
     everyone = [np.arange(heads[0])]
-    for part in _parts(rule):
+    for part in parts(rule):
         if isinstance(part, Window) and len(set(part.dilations)) > 1:
             per_key_head = np.reshape(part.dilations, (heads[1], -1))
             if (per_key_head != per_key_head[:, :1]).any():
@@ -66,7 +67,7 @@ def token_order(rule: Rule | None, head: int, positions: Array, block: int) -> n
 
 
 def _dilation(rule: Rule | None, head: int) -> int:
-    for part in _parts(rule):
+    for part in parts(rule):
         if isinstance(part, Window) and max(part.dilations) > 1:
             return part.dilations[head % len(part.dilations)]
     return 1
@@ -75,7 +76,7 @@ def _dilation(rule: Rule | None, head: int) -> int:
 def _global_tokens(rule: Rule | None, positions: np.ndarray) -> np.ndarray:
     """Which tokens are global, as far as it is known."""
     chosen = np.zeros(len(positions), bool)
-    for part in _parts(rule):
+    for part in parts(rule):
         if isinstance(part, Global) and isinstance(part.tokens, np.ndarray) and part.tokens.ndim == 1:
             chosen |= part.chosen(part.tokens[None], positions[None])[0]
     return chosen

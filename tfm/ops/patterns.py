@@ -1,11 +1,12 @@
 """Published sparse patterns, made of the rules of `masks`."""
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import jax
 import numpy as np
 
-from tfm.ops.masks import Causal, Global, Rule, Window
+from tfm.ops.masks import Causal, Global, Rule, Window, check_bool
 from tfm.ops.tokens import Array, Spans, Tokens, array_module, pair_up
 
 
@@ -21,6 +22,7 @@ class Blocks(Rule):
       [[1, 0], [0, 1]]
     """
 
+    axes: ClassVar = {"cells": "H**"}
     cells: Array  # [H|1, nq, nk]
     block_size: int
 
@@ -28,6 +30,9 @@ class Blocks(Rule):
         if block_size < 1:
             raise ValueError(f"Blocks.block_size is {block_size}; it must be 1 or more")
         cells = block_map if hasattr(block_map, "ndim") else np.asarray(block_map)
+        check_bool(cells, "Blocks.block_map")
+        if cells.ndim not in (2, 3):
+            raise ValueError(f"Blocks.block_map has shape {cells.shape}; it must be [nq, nk] or [H, nq, nk]")
         object.__setattr__(self, "cells", cells[None] if cells.ndim == 2 else cells)
         object.__setattr__(self, "block_size", block_size)
 

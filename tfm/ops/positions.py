@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -121,10 +121,11 @@ def rotary(
     frequencies, magnitude = scaled_frequencies(dim, base, scaling, positions)
     angles = _angles(positions, frequencies)[..., None, :]
     cos, sin = jnp.cos(angles) * magnitude, jnp.sin(angles) * magnitude
+    wide = x.astype(jnp.promote_types(x.dtype, cos.dtype))
     if layout == "half":
-        x1, x2 = jnp.split(x.astype(cos.dtype), 2, -1)
+        x1, x2 = jnp.split(wide, 2, -1)
         return jnp.concatenate([x1 * cos - x2 * sin, x2 * cos + x1 * sin], -1).astype(x.dtype)
-    x1, x2 = jnp.moveaxis(x.astype(cos.dtype).reshape(*x.shape[:-1], dim // 2, 2), -1, 0)
+    x1, x2 = jnp.moveaxis(wide.reshape(*x.shape[:-1], dim // 2, 2), -1, 0)
     return jnp.stack([x1 * cos - x2 * sin, x2 * cos + x1 * sin], -1).reshape(x.shape).astype(x.dtype)
 
 
@@ -183,6 +184,9 @@ def _yarn_frequencies(dim: int, base: float, scaling: RotaryScaling) -> np.ndarr
 class Bias:
     """A term added to the scores, as a function of positions, evaluated for any block."""
 
+    axes: ClassVar[dict[str, str]] = {}
+    """As of `tfm.ops.masks.Rule`."""
+
     def values(self, query: Tokens, key: Tokens) -> jax.Array:
         """The bias of some queries and keys: float32, broadcastable to [B, H, n, m]."""
         raise NotImplementedError
@@ -193,6 +197,7 @@ class Bias:
 class MatrixBias(Bias):
     """A bias written out: float, broadcastable to [B, H, T, S], in the order of the query and key arrays."""
 
+    axes: ClassVar = {"bias": "BHTS"}
     bias: Array
 
     def values(self, query: Tokens, key: Tokens) -> jax.Array:
@@ -237,6 +242,7 @@ class Alibi(Bias):
     Reference: Press, Smith and Lewis (2022), ALiBi, section 3.
     """
 
+    axes: ClassVar = {"slopes": "H"}
     slopes: Array
 
     def values(self, query: Tokens, key: Tokens) -> jax.Array:
@@ -297,6 +303,7 @@ class T5Bias(Bias):
     Reference: Raffel et al. (2020), T5, section 2.1.
     """
 
+    axes: ClassVar = {"table": "*H"}
     table: Array
     bidirectional: bool = dataclasses.field(metadata={"static": True})
     max_distance: int = dataclasses.field(default=128, metadata={"static": True})
@@ -324,6 +331,7 @@ class Shaw:
     Reference: Shaw, Uszkoreit and Vaswani (2018), section 3.2.
     """
 
+    axes: ClassVar[dict[str, str]] = {"key_table": "RD", "value_table": "RE"}
     key_table: Array
     value_table: Array | None = None
 

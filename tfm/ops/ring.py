@@ -9,16 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tfm.ops.attention import check_shapes, make_scoring, merge
+from tfm.ops.attention import make_scoring, merge
 from tfm.ops.block import Sides
 from tfm.ops.blockwise import forward
 from tfm.ops.blockwise_backward import backward
-from tfm.ops.dense import Scoring, accumulator
+from tfm.ops.dense import Scoring, accumulator, check_shapes
+from tfm.ops.fit import check_fit
 from tfm.ops.masks import Rule
 from tfm.ops.plan import Plan, make_plan, places
-from tfm.ops.positions import Bias
+from tfm.ops.positions import Bias, MatrixBias
 from tfm.ops.tiles import SIZES
-from tfm.ops.tokens import Array, Tokens, vary_alike
+from tfm.ops.tokens import Array, Tokens, as_batch, vary_alike
 
 
 def ring_attention(
@@ -57,12 +58,15 @@ def ring_attention(
       [B, T, H, Dv], the query's dtype, this device's piece.
 
     Raises:
-      ValueError: shapes that do not fit, a mask that is an array.
+      ValueError: shapes that do not fit, a mask or a bias that is an array.
 
     Reference: Liu, Zaharia and Abbeel (2023), Ring Attention with Blockwise Transformers, section 3.
     """
     check_shapes(query, key, value)
     scoring = make_scoring(query, mask, bias, scale, None, soft_cap, 0.0)
+    if isinstance(scoring.bias, MatrixBias):
+        raise ValueError("bias is an array, which cannot move with the keys; use a bias rule over positions")
+    check_fit(scoring, query, key.shape[1], value.shape[3])
     positions = tuple(_positions(x, given, axis_name) for x, given in ((query, query_positions), (key, key_positions)))
     heads, sides = (query.shape[2], key.shape[2]), (Tokens(positions[0]), Tokens(positions[1]))
     size = SIZES[1] if block_size is None else block_size
@@ -75,7 +79,7 @@ def _positions(x: jax.Array, positions: Array | None, axis_name: str) -> jax.Arr
     """[B|1, L] int32."""
     if positions is None:
         positions = lax.axis_index(axis_name) * x.shape[1] + jnp.arange(x.shape[1], dtype=jnp.int32)
-    return jnp.atleast_2d(positions)
+    return as_batch(positions, "positions")
 
 
 def _pass_on(x: Any, axis_name: str) -> Any:

@@ -102,9 +102,11 @@ def known(x: Array) -> np.ndarray | None:
 
 
 def as_batch(positions: Array, name: str) -> Array:
+    """Positions as [B|1, length], in a type that holds their differences too."""
     positions = positions if hasattr(positions, "ndim") else np.asarray(positions)
     if positions.ndim not in (1, 2):
         raise ValueError(f"{name} has shape {positions.shape}; it must be [length] or [batch, length]")
+    positions = positions.astype(np.int32) if jnp.issubdtype(positions.dtype, jnp.unsignedinteger) else positions
     return positions[None] if positions.ndim == 1 else positions
 
 
