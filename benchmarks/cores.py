@@ -1,7 +1,7 @@
 """How long a number takes from the first core to the last, which no program can choose.
 
-A virtual machine's cores may lie on one last-level cache or on two, and its host moves them at any time: 40 to 100 ns or
-200 ns on the machine that these benchmarks ran on. Programs whose cores hand much to each other are then slower.
+A virtual machine's cores may lie on one last-level cache or on two, and its host moves them at any time: 40 to 100 ns
+or 200 ns on the machine that these benchmarks ran on. Programs whose cores hand much to each other are then slower.
 """
 
 import ctypes

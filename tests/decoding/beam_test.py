@@ -177,7 +177,6 @@ def test_fewer_hypotheses_than_asked_for():
         ({"max_length": 2.5}, "max_length is 2.5"),
         ({"prefill_chunk": 0}, "prefill_chunk is 0"),
         ({"eos_id": 4}, r"eos_id is \[4\]: expected ids below 4"),
-        ({"eos_id": [EOS, -1]}, r"eos_id is \[2, -1\]"),
     ],
 )
 def test_refuses(toy, options, message):
@@ -187,6 +186,14 @@ def test_refuses(toy, options, message):
         if search is beam_search or not {"beam_size", "n_best"} & set(options):
             with pytest.raises(ValueError, match=message):
                 search(model.step, model.cache(1), **arguments)
+
+
+def test_a_negative_end_is_none(toy):
+    model = toy(vocab=4, seed=0)
+    found = [
+        beam_search(model.step, model.cache(1), jnp.array([[1]]), max_length=4, eos_id=end).ids for end in (-1, None)
+    ]
+    np.testing.assert_array_equal(*found)
 
 
 @pytest.mark.parametrize("eos_id", [np.int64(EOS), jnp.int32(EOS), np.array([EOS]), (EOS,)])

@@ -111,7 +111,7 @@ def test_mistakes_are_named():
         linear_attention(query, key[:, :4], value)
     with pytest.raises(ValueError, match="query has shape"):
         linear_attention(query[0], key[0], value[0])
-    with pytest.raises(ValueError, match="key_mask is float32"):
+    with pytest.raises(ValueError, match="key_mask has dtype float32"):
         linear_attention(query, key, value, key_mask=np.ones((B, T), np.float32))
     with pytest.raises(ValueError, match="chunk_size is 0"):
         linear_attention(query, key, value, causal=True, chunk_size=0)

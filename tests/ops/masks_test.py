@@ -178,12 +178,12 @@ def test_draw_as_text_and_as_picture(tmp_path):
         (lambda: masks.bigbird(64, num_window_blocks=2), "num_window_blocks is 2"),
         (lambda: Blocks(np.ones((1, 1), bool), 0), "block_size is 0"),
         (lambda: Causal() & np.ones((2, 2)), "dtype float64"),
-        (lambda: Blocks(np.ones((2, 2), int), 2), "Blocks.block_map has dtype int64"),
+        (lambda: Blocks(np.ones((2, 2)), 2), "Blocks.block_map has dtype float64"),
         (lambda: Blocks(np.ones(2, bool), 2), r"Blocks.block_map has shape \(2,\)"),
         (lambda: Global([3, -1]), "position -1"),
         (lambda: Global(np.array([0, 5])).dense(np.arange(8), np.arange(8)), "Global.tokens has dtype int64"),
         (lambda: Global(np.array([0, 5])).block_map(8, 8, 4, 4), "Global.tokens has dtype int64"),
-        (lambda: Padding(np.array([1, 1, 0])).dense(np.arange(3), np.arange(3)), "Padding.valid has dtype int64"),
+        (lambda: Padding(np.array([1.0, 0.0])).dense(np.arange(2), np.arange(2)), "Padding.valid has dtype float64"),
         (lambda: Causal().dense(np.zeros((1, 1, 2)), np.arange(2)), "query_positions has shape"),
     ],
 )
@@ -203,3 +203,14 @@ def test_dilations_are_numbers_whatever_holds_them(dilation):
     assert hash(rule) == hash(Window(1, 1, 2 if np.ndim(dilation) == 0 else (2, 2)))
     assert rule.dense(np.arange(3), np.arange(3))[0, 0].tolist() == [[True, False, True], [False, True, False],
                                                                      [True, False, True]]
+
+
+def test_integers_are_truth_values():
+    positions = np.arange(4)
+    numbers, truths = np.array([0, 2, 1, 1]), np.array([False, True, True, True])
+    for join in (lambda rule: rule, lambda rule: rule & Causal(), lambda rule: Causal() | rule):
+        found, expected = (join(Padding(x)).dense(positions, positions) for x in (numbers, truths))
+        np.testing.assert_array_equal(found, expected)
+    blocks = Blocks(np.array([[2, 0], [1, 1]]), 2) & Causal()
+    assert blocks.dense(positions, positions)[0, 0].astype(int).tolist() == [
+        [1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]]

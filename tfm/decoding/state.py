@@ -146,11 +146,9 @@ def last_logits(logits: jax.Array) -> jax.Array:
 
 
 def eos_ids(eos_id: int | Sequence[int] | None) -> tuple[int, ...]:
-    """The ids that end a hypothesis as a tuple."""
+    """The ids that end a hypothesis as a tuple; negative ones, which no token has, are left out."""
     ids = () if eos_id is None else tuple(operator.index(i) for i in np.atleast_1d(np.asarray(eos_id, object)))
-    if any(i < 0 for i in ids):
-        raise ValueError(f"eos_id is {eos_id}: expected ids of at least 0, or None for no end")
-    return ids
+    return tuple(i for i in ids if i >= 0)
 
 
 def check_vocabulary(ids: tuple[int, ...], logits: jax.Array) -> None:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from tfm.ops.dense import accumulator, check_shapes
+from tfm.ops.masks import as_bool
 from tfm.ops.tokens import vary_alike
 
 FeatureMap = Callable[[jax.Array], jax.Array]
@@ -128,8 +129,8 @@ def _check(
     query: jax.Array, key: jax.Array, value: jax.Array, causal: bool, key_mask: jax.Array | None, chunk_size: int
 ) -> None:
     check_shapes(query, key, value)
-    if key_mask is not None and (key_mask.dtype != bool or key_mask.shape != key.shape[:2]):
-        raise ValueError(f"key_mask is {key_mask.dtype}{key_mask.shape}; it must be bool{key.shape[:2]}")
+    if key_mask is not None and as_bool(key_mask, "key_mask").shape not in (key.shape[:2], (1, key.shape[1])):
+        raise ValueError(f"key_mask has shape {key_mask.shape}; it must be {key.shape[:2]}")
     if chunk_size < 1:
         raise ValueError(f"chunk_size is {chunk_size}; it must be 1 or more")
     if causal and query.shape[1] != key.shape[1]:
@@ -144,8 +145,8 @@ def _features(
     q, k = feature_map(query.astype(dtype)), feature_map(key.astype(dtype))
     v = value.astype(dtype)
     if key_mask is not None:
-        k = jnp.where(key_mask[:, :, None, None], k, 0)
-        v = jnp.where(key_mask[:, :, None, None], v, 0)
+        real = as_bool(key_mask, "key_mask")[:, :, None, None]
+        k, v = jnp.where(real, k, 0), jnp.where(real, v, 0)
     B, T, H, D = q.shape
     K = key.shape[2]
     q = q.reshape(B, T, K, H // K, D).transpose(0, 2, 3, 1, 4)

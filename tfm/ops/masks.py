@@ -133,12 +133,13 @@ def static_bounds(rule: Rule, query: Tokens, key: Tokens, block_q: int, block_k:
     return np.asarray(some.any((0, 1))), np.asarray(every.all((0, 1)))
 
 
-def check_bool(x: Array, name: str, more: str = "") -> None:
-    """Refuses numbers where truth values belong: `&` and `|` would work on their bits."""
+def as_bool(x: Array, name: str) -> Array:
+    """An array of truth values; integers, as tokenizers give them, are true where they are not 0."""
     if not hasattr(x, "dtype"):
-        raise ValueError(f"{name} is a {type(x).__name__}; it must be a bool array{more}")
-    if x.dtype != bool:
-        raise ValueError(f"{name} has dtype {x.dtype}; it must be bool{more}")
+        raise ValueError(f"{name} is a {type(x).__name__}; it must be a bool array")
+    if x.dtype != bool and not jnp.issubdtype(x.dtype, jnp.integer):
+        raise ValueError(f"{name} has dtype {x.dtype}; it must be bool")
+    return x if x.dtype == bool else x != 0
 
 
 def as_rule(mask: "Rule | Array") -> Rule:
@@ -292,8 +293,8 @@ class Padding(Rule):
     valid: Array
 
     def _valid(self) -> Array:
-        check_bool(self.valid, "Padding.valid")
-        return self.valid if self.valid.ndim == 2 else self.valid[None]
+        valid = as_bool(self.valid, "Padding.valid")
+        return valid if valid.ndim == 2 else valid[None]
 
     def map_keys(self, move: Callable[[Array], Array]) -> Rule:
         return Padding(move(self.valid))
@@ -390,7 +391,8 @@ class Global(Rule):
 
     def chosen(self, tokens: Array, positions: Array) -> Array:
         """[B, ...] bool: which positions are global ones."""
-        check_bool(tokens, "Global.tokens", " over positions, or a list of positions")
+        if tokens.dtype != bool:  # integers may be meant as positions
+            raise ValueError(f"Global.tokens has dtype {tokens.dtype}; it must be bool, or a list of positions")
         if not tokens.shape[1]:
             return positions < -_FAR
         xp = array_module(tokens, positions)

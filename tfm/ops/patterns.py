@@ -6,7 +6,7 @@ from typing import ClassVar
 import jax
 import numpy as np
 
-from tfm.ops.masks import Causal, Global, Rule, Window, check_bool
+from tfm.ops.masks import Causal, Global, Rule, Window, as_bool
 from tfm.ops.tokens import Array, Spans, Tokens, array_module, pair_up
 
 
@@ -29,8 +29,7 @@ class Blocks(Rule):
     def __init__(self, block_map: Array, block_size: int) -> None:
         if block_size < 1:
             raise ValueError(f"Blocks.block_size is {block_size}; it must be 1 or more")
-        cells = block_map if hasattr(block_map, "ndim") else np.asarray(block_map)
-        check_bool(cells, "Blocks.block_map")
+        cells = as_bool(block_map if hasattr(block_map, "ndim") else np.asarray(block_map), "Blocks.block_map")
         if cells.ndim not in (2, 3):
             raise ValueError(f"Blocks.block_map has shape {cells.shape}; it must be [nq, nk] or [H, nq, nk]")
         object.__setattr__(self, "cells", cells[None] if cells.ndim == 2 else cells)
