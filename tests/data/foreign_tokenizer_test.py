@@ -132,6 +132,8 @@ def test_plain_bytes_go_to_a_file_of_our_own(tmp_path):
 @pytest.mark.parametrize("file, content, message", [
     ("tokenizer.json", "{", r"tokenizer\.json is damaged"), ("tokenizer.json", "{}", r"tokenizer\.json is damaged"),
     ("tokenizer_config.json", "{", r"tokenizer_config\.json is not JSON"),
+    ("tokenizer_config.json", '{"eos_token": 5}', "a special token is 5, but it must be a text"),
+    ("added_tokens.json", '{"a": "x"}', r"added_tokens\.json: a is 'x', but a token's id is a whole number"),
     ("added_tokens.json", "[1]", r"added_tokens\.json is \[1\], but it must hold a JSON object")])
 def test_a_damaged_file_is_named(tmp_path, file, content, message):
     (tmp_path / file).write_text(content)

@@ -42,7 +42,7 @@ def family_of_type(model_type: str) -> Family:
         if model_type in family.model_types:
             return family
     known = ", ".join(name for family in FAMILIES for name in family.model_types)
-    raise ValueError(f"config.json: model_type is {model_type!r}, but it must be one of {known}")
+    raise ValueError(f"model_type is {model_type!r}, but it must be one of {known}")
 
 
 def family_of_config(config: ModelConfig) -> Family:
@@ -80,9 +80,12 @@ def read_config(values: dict[str, Any], names: set[str], where: str = "config.js
     """
     require(isinstance(values.get("model_type"), str), f"{where}: model_type", values.get("model_type"),
             "a Hugging Face checkpoint names its kind there")
-    family = family_of_type(values["model_type"])
     attributes = Attributes(values, where)
-    config = family.read(attributes, {family.table_name(name, names) for name in names})
+    try:
+        family = family_of_type(values["model_type"])
+        config = family.read(attributes, {family.table_name(name, names) for name in names})
+    except ValueError as error:
+        raise error if str(error).startswith(where) else ValueError(f"{where}: {error}") from error
     attributes.finish()
     return config, family
 
