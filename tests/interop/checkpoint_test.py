@@ -90,7 +90,8 @@ def test_the_stored_type_is_kept_and_another_one_is_converted_to(folder, params)
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("sharded", [False, True])
-@pytest.mark.parametrize("value, kind", [(np.nan, "NaN"), (-np.nan, "NaN"), (np.inf, "infinite"), (-np.inf, "infinite")])
+@pytest.mark.parametrize("value, kind", [(np.nan, "NaN"), (-np.nan, "NaN"), (np.inf, "infinite"),
+                                         (-np.inf, "infinite")])
 def test_a_value_that_is_no_number_is_named_with_its_tensor(folder, dtype, sharded, value, kind):
     mesh = jax.make_mesh((1,), ("model",))
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()) if sharded else None

@@ -42,7 +42,8 @@ def write_sizes(config: ModelConfig) -> dict[str, Any]:
     return {
         "vocab_size": config.vocab_size, "hidden_size": config.d_model, "intermediate_size": config.d_ff,
         "num_attention_heads": config.num_heads, "num_hidden_layers": config.encoder_layers,
-        "type_vocab_size": config.token_types, "hidden_act": activation_name(config.activation),
+        "type_vocab_size": config.token_types or 1,  # none there has no table of them
+        "hidden_act": activation_name(config.activation),
         "layer_norm_eps": config.norm_epsilon, "hidden_dropout_prob": config.dropout_rate,
         "attention_probs_dropout_prob": config.attention_dropout_rate, "initializer_range": config.init_std,
         "tie_word_embeddings": config.tie_embeddings == "all",
@@ -62,12 +63,6 @@ def read_classes(attributes: Attributes, found: bool) -> int:
     return len(labels) if labels else attributes.take("num_labels", default=2)
 
 
-def check_classes(config: ModelConfig) -> None:
-    """Refuse a classification head that reads anything but the pooler."""
-    require(config.num_classes == 0 or (config.pooler and config.class_pooling == "first"), "model.class_pooling",
-            config.class_pooling, "a foreign classifier reads the first hidden vector through a pooler (pooler=True)")
-
-
 def _read(attributes: Attributes, names: Set[str]) -> ModelConfig:
     has_head, has_pooler = "cls.predictions.bias" in names, "bert.pooler.dense.weight" in names
     fields = read_sizes(attributes)
@@ -79,7 +74,6 @@ def _read(attributes: Attributes, names: Set[str]) -> ModelConfig:
 
 
 def _write(config: ModelConfig) -> dict[str, Any]:
-    check_classes(config)
     architecture = "BertForSequenceClassification" if config.num_classes else "BertModel"
     if config.token_head:
         architecture = "BertForPreTraining" if config.pooler else "BertForMaskedLM"

@@ -102,7 +102,8 @@ def load_params(config: ModelConfig, family: Family, tensors: Mapping[str, Any],
         for place, part in _parts(entry, tensors[stored[entry.name]], shapes, where):
             target = shardings[place] if isinstance(shardings, dict) else shardings
             # an infinite bias on the logits rules a token out; anywhere else it makes NaN
-            check = functools.partial(_check_numbers, name=f"{where}: tensor {entry.name}", finite=place != "output/bias")
+            check = functools.partial(_check_numbers, name=f"{where}: tensor {entry.name}",
+                                      finite=place != "output/bias")
             params[place] = _place(part, jnp.dtype(kind), target, check)
     if lost := sorted(set(shapes) - set(params)):
         raise ValueError(f"{where}: the table of {family.model_types[0]} gives no value to {', '.join(lost)}")
