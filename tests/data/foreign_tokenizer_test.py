@@ -139,3 +139,14 @@ def test_a_damaged_file_is_named(tmp_path, file, content, message):
     (tmp_path / file).write_text(content)
     with pytest.raises(ValueError, match=message):
         load_foreign_tokenizer(tmp_path)
+
+
+def test_a_special_token_spelled_out_is_plain_text_to_sentencepiece_alone(tmp_path):
+    (tmp_path / "text").write_text("\n".join(LINES))
+    sentencepiece.SentencePieceTrainer.train(input=str(tmp_path / "text"), model_prefix=str(tmp_path / "tokenizer"),
+                                             vocab_size=300, byte_fallback=True, hard_vocab_limit=False,
+                                             minloglevel=2)
+    alone = load_foreign_tokenizer(tmp_path)
+    assert alone.eos_id not in alone.encode("a</s>b") and alone.decode(alone.encode("a</s>b")) == "a</s>b"
+    (tmp_path / "added_tokens.json").write_text(json.dumps({"</s>": alone.eos_id}))
+    assert alone.eos_id in load_foreign_tokenizer(tmp_path).encode("a</s>b")

@@ -32,6 +32,10 @@ _ROLES = {
 def load_foreign_tokenizer(folder: str | os.PathLike[str]) -> ForeignTokenizer | None:
     """The tokenizer in a checkpoint folder.
 
+    Special tokens that are spelled out in a text, such as `</s>`, become their ids with a `tokenizer.json` (or the
+    older files that are made into one). A sentencepiece model takes them for plain characters, except those in
+    `added_tokens.json` and T5's `<extra_id_0>`: where prompts hold them, let transformers save a `tokenizer.json`.
+
     Args:
       folder: with `tokenizer.json` or one of the older files.
 
