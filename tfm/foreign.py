@@ -15,7 +15,7 @@ from tfm.data.foreign_tokenizer import ForeignTokenizer
 from tfm.data.tokenizer import Tokenizer, tokenizer_from_bytes
 from tfm.decoding.logits import BadWords, Forced, MinLength, Suppress, SuppressFirst
 from tfm.interop import GenerationSettings, from_gguf, from_huggingface, load_generation_settings
-from tfm.interop.generation import settings_from
+from tfm.interop.generation import read_settings, settings_from
 from tfm.interop.tensor_files import read_json
 
 
@@ -96,8 +96,12 @@ def sentence_pooling(folder: Path) -> Literal["mean", "first"]:
     """
     if not (folder / "modules.json").is_file():
         return "mean"
-    modules = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
-    kinds = {module["type"].rpartition(".")[2]: module["path"] for module in modules}
+    try:
+        modules = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
+        kinds = {module["type"].rpartition(".")[2]: Path(module["path"]) for module in modules}
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"{folder / 'modules.json'} is no list of objects with a type and a path: "
+                         f"{error!r}") from error
     unknown = sorted(set(kinds) - {"Transformer", "Pooling", "Normalize"})
     require(not unknown, f"{folder}: modules.json", unknown, "only Transformer, Pooling and Normalize are known")
     if "Pooling" not in kinds:
@@ -129,7 +133,7 @@ def converted_special(path: Path, config: ModelConfig, tokenizer: Tokenizer) -> 
 
 def run_settings(path: Path, config: ModelConfig) -> GenerationSettings:
     """The generation settings in a run folder that came from a foreign checkpoint."""
-    values = read_json(path / "generation_config.json")
+    values = read_settings(path / "generation_config.json")
     return settings_from(values, pair=config.is_encoder_decoder)
 
 

@@ -108,6 +108,9 @@ class GenerationOptions:
             decode: of the model's config.
             beam_size: where neither the options nor `own` have one.
             own: fields that the checkpoint's generation settings fill in, before the config.
+
+        Raises:
+            ValueError: the two do not go together; the message names what is the model's own.
         """
         single = self.temperature > 0.0 or self.lookup > 0 or self.draft_length > 0
         found = {"beam_size": beam_size, "batch_size": decode.batch_size, "max_length": decode.max_length,
@@ -120,7 +123,14 @@ class GenerationOptions:
         if self.max_length is not None and found.get("min_length"):
             found["min_length"] = min(found["min_length"], self.max_length)
         missing = {name: value for name, value in found.items() if getattr(self, name) is None}
-        return dataclasses.replace(self, **missing)
+        try:
+            return dataclasses.replace(self, **missing)
+        except ValueError as error:
+            taken = [f"{name}={value!r}" for name, value in missing.items() if name in str(error)]
+            if not taken:
+                raise
+            raise ValueError(f"{error}; the model's own settings (generation_config.json, config.json) say "
+                             f"{', '.join(taken)}") from error
 
     def search(self, *, eos_ids: tuple[int, ...], pad_id: int, reweight: Sequence[Any] = (), allow: Sequence[Any] = (),
                encode: Callable[[str], list[int]] | None = None) -> Search:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+
 import pytest
 import tokenizers
 import torch
@@ -51,6 +54,17 @@ def test_verify_notices_a_wrong_tensor(foreign, tmp_path, capsys, monkeypatch):
     assert convert.verify(config, params, tmp_path / "copy") < convert.TOLERANCE
     save_file(tensors, tmp_path / "copy" / "model.safetensors", {"format": "pt"})
     assert convert.verify(config, params, tmp_path / "copy") > convert.TOLERANCE
+
+
+@pytest.mark.parametrize("file, content", [
+    ("config.json", {"model_type": "gpt2", "n_embd": "16"}), ("generation_config.json", {"eos_token_id": "x"}),
+    ("modules.json", [1]), ("added_tokens.json", {"a": "x"})])
+def test_a_file_of_the_source_with_a_wrong_value_is_one_line(foreign, tmp_path, capsys, file, content):
+    source = shutil.copytree(foreign, tmp_path / "source")
+    (source / file).write_text(json.dumps(content))
+    assert main(["convert", str(source), str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert str(source / file) in error and error.count("\n") == 1
 
 
 @pytest.mark.parametrize("arguments, message", [

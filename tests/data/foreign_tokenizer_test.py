@@ -132,8 +132,21 @@ def test_plain_bytes_go_to_a_file_of_our_own(tmp_path):
 @pytest.mark.parametrize("file, content, message", [
     ("tokenizer.json", "{", r"tokenizer\.json is damaged"), ("tokenizer.json", "{}", r"tokenizer\.json is damaged"),
     ("tokenizer_config.json", "{", r"tokenizer_config\.json is not JSON"),
+    ("tokenizer_config.json", '{"eos_token": 5}', "a special token is 5, but it must be a text"),
+    ("added_tokens.json", '{"a": "x"}', r"added_tokens\.json: a is 'x', but a token's id is a whole number"),
     ("added_tokens.json", "[1]", r"added_tokens\.json is \[1\], but it must hold a JSON object")])
 def test_a_damaged_file_is_named(tmp_path, file, content, message):
     (tmp_path / file).write_text(content)
     with pytest.raises(ValueError, match=message):
         load_foreign_tokenizer(tmp_path)
+
+
+def test_a_special_token_spelled_out_is_plain_text_to_sentencepiece_alone(tmp_path):
+    (tmp_path / "text").write_text("\n".join(LINES))
+    sentencepiece.SentencePieceTrainer.train(input=str(tmp_path / "text"), model_prefix=str(tmp_path / "tokenizer"),
+                                             vocab_size=300, byte_fallback=True, hard_vocab_limit=False,
+                                             minloglevel=2)
+    alone = load_foreign_tokenizer(tmp_path)
+    assert alone.eos_id not in alone.encode("a</s>b") and alone.decode(alone.encode("a</s>b")) == "a</s>b"
+    (tmp_path / "added_tokens.json").write_text(json.dumps({"</s>": alone.eos_id}))
+    assert alone.eos_id in load_foreign_tokenizer(tmp_path).encode("a</s>b")

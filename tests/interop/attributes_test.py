@@ -25,6 +25,14 @@ def test_an_unknown_attribute_is_named():
     ({"quantization_config": {"bits": 4}}, "quantization_config is"),
     ({"hidden_size": None}, "has no hidden_size"),
     ({"model_type": "mamba"}, "model_type is 'mamba', but it must be one of bert, roberta"),
+    ({"hidden_size": "16"}, "config.json: hidden_size is '16', but it must be a whole number above 0"),
+    ({"num_attention_heads": 2.5}, r"config.json: num_attention_heads is 2\.5"),
+    ({"num_hidden_layers": -1}, "config.json: num_hidden_layers is -1"),
+    ({"layer_norm_eps": "1e-6"}, "config.json: layer_norm_eps is '1e-6', but it must be a number above 0"),
+    ({"layer_norm_eps": float("nan")}, "config.json: layer_norm_eps is nan"),
+    ({"hidden_dropout_prob": 1.5}, r"config.json: hidden_dropout_prob is 1\.5"),
+    ({"hidden_act": ["gelu"]}, r"config.json: hidden_act is \['gelu'\], but it must be a text"),
+    ({"num_attention_heads": 3}, "config.json: model.num_heads is 3"),
 ])
 def test_values_that_no_table_reproduces_are_named(changes, message):
     with pytest.raises(ValueError, match=message):
@@ -34,6 +42,8 @@ def test_values_that_no_table_reproduces_are_named(changes, message):
 @pytest.mark.parametrize("scaling, message", [
     ({"type": "longrope", "factor": 2.0}, "rope_scaling.rope_type is 'longrope'"),
     ({"rope_type": "linear", "factor": 2.0, "mystery": 1}, "rope_scaling.mystery is 1"),
+    ("linear", "config.json: rope_scaling is 'linear', but it must be an object"),
+    ({"rope_type": "linear", "factor": "2"}, "config.json: rope_scaling.factor is '2', but it must be a number"),
     ({"rope_type": "llama3", "factor": 8.0}, "rope_scaling.low_freq_factor is None, but rope_type 'llama3' needs it"),
 ])
 def test_unknown_kinds_of_rope_scaling_are_named(scaling, message):
@@ -45,6 +55,12 @@ def test_old_and_new_spellings_of_rope_mean_the_same():
     old, _ = read_config({**LLAMA, "rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 4.0}}, set())
     new, _ = read_config({**LLAMA, "rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 5e5}}, set())
     assert old == new and old.position_base == 5e5 and old.rotary_scaling.factor == 4.0
+
+
+def test_a_kind_for_each_layer():
+    kinds = ["full_attention", "sliding_attention"]
+    with pytest.raises(ValueError, match="the length of layer_types is 2, but num_hidden_layers is 3"):
+        read_config({**LLAMA, "model_type": "qwen3", "num_hidden_layers": 3, "layer_types": kinds}, set())
 
 
 @pytest.mark.parametrize("preset, expected", [

@@ -88,6 +88,36 @@ def test_the_stored_type_is_kept_and_another_one_is_converted_to(folder, params)
         from_huggingface(folder, dtype=jnp.int8)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("value, kind", [(np.nan, "NaN"), (-np.nan, "NaN"), (np.inf, "infinite"),
+                                         (-np.inf, "infinite")])
+def test_a_value_that_is_no_number_is_named_with_its_tensor(folder, dtype, sharded, value, kind):
+    mesh = jax.make_mesh((1,), ("model",))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()) if sharded else None
+    from_huggingface(folder, dtype=dtype, sharding=sharding)
+    change(folder, lambda t: t["transformer.h.1.mlp.c_fc.weight"].__setitem__((3, 2), value))
+    with pytest.raises(ValueError, match=rf"tensor transformer\.h\.1\.mlp\.c_fc\.weight has a value that is {kind}"):
+        from_huggingface(folder, dtype=dtype, sharding=sharding)
+
+
+def test_a_number_too_large_for_the_type_is_infinite_in_it(folder):
+    change(folder, lambda t: t["transformer.ln_f.weight"].__setitem__(0, 7e4))
+    from_huggingface(folder)
+    with pytest.raises(ValueError, match=r"ln_f\.weight has a value that is infinite in float16"):
+        from_huggingface(folder, dtype="float16")
+
+
+def test_an_infinite_bias_of_the_logits_rules_a_token_out(tmp_path):
+    config = presets.marian(11, d_model=8, d_ff=12, num_heads=2, encoder_layers=1, decoder_layers=1, max_positions=6)
+    to_huggingface(config, init_params(config, jax.random.key(0)), tmp_path)
+    change(tmp_path, lambda t: t["final_logits_bias"].__setitem__((0, 10), -np.inf))
+    assert from_huggingface(tmp_path)[1]["output"]["bias"][10] == -np.inf
+    change(tmp_path, lambda t: t["final_logits_bias"].__setitem__((0, 10), np.nan))
+    with pytest.raises(ValueError, match="final_logits_bias has a value that is NaN"):
+        from_huggingface(tmp_path)
+
+
 def test_parameters_are_read_into_a_sharding(folder, params):
     mesh = jax.make_mesh((1,), ("model",))
     one = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 
 import pytest
 
+from tfm.config import DecodeConfig
 from tfm.foreign import left_to_the_caller, special_fields
+from tfm.generation import GenerationOptions
 from tfm.interop import load_generation_settings
 from tfm.interop.generation import settings_attributes, settings_from
 from tfm.models import presets
@@ -55,6 +58,24 @@ def test_what_nobody_knows_is_refused(tmp_path):
         load_generation_settings(tmp_path)
 
 
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
+@pytest.mark.parametrize("name, value, needed", [
+    ("eos_token_id", "x", "a token's id"), ("eos_token_id", [2, -1], "a token's id"), ("num_beams", "4", "a whole"),
+    ("bad_words_ids", [5], "a list of lists of ids"), ("suppress_tokens", 3, "a list of ids"),
+    ("early_stopping", "always", "true, false or 'never'"), ("length_penalty", [1.0], "a number"),
+])
+def test_values_of_a_wrong_kind_are_named(tmp_path, file, name, value, needed):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / file).write_text(json.dumps({name: value}))
+    with pytest.raises(ValueError, match=f"{tmp_path / file}: {name} is .*, but it must be {needed}"):
+        load_generation_settings(tmp_path)
+
+
+def test_an_id_of_minus_one_is_none():
+    settings = settings_from({"pad_token_id": -1, "eos_token_id": -1, "bos_token_id": 1, "length_penalty": -1.0})
+    assert (settings.pad_id, settings.eos_ids, settings.bos_id, settings.length_penalty) == (None, (), 1, -1.0)
+
+
 def test_sampling_is_named():
     asked = {"do_sample": True, "temperature": 0.6, "top_p": 0.9}
     assert "temperature=0.6, top_p=0.9" in left_to_the_caller(settings_from(asked))
@@ -68,6 +89,16 @@ def test_rules_become_defaults_of_the_bundle():
     assert dict(found["defaults"]) == {"beam_size": 4, "length_penalty": 2.0, "early_stopping": True,
                                        "no_repeat_ngram": 3, "min_length": 55, "max_length": 141,
                                        "repetition_penalty": 1.5}
+
+
+def test_a_clash_with_what_the_caller_asks_for_says_whose_the_numbers_are():
+    own = {"min_length": 19, "max_length": 30, "beam_size": 4}
+    fill = functools.partial(GenerationOptions.filled, decode=DecodeConfig(), beam_size=1)
+    assert fill(GenerationOptions(max_length=5), own=own).min_length == 5
+    with pytest.raises(ValueError, match=r"min_length is 40, .* \(generation_config.json.*\) say max_length=30"):
+        fill(GenerationOptions(min_length=40), own=own)
+    with pytest.raises(ValueError, match="say max_length=9, min_length=19"):
+        fill(GenerationOptions(), own={**own, "max_length": 9})
 
 
 @pytest.mark.parametrize("pair", [True, False])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 
 import jax.numpy as jnp
 import numpy as np
@@ -51,6 +52,26 @@ def test_a_file_that_was_cut_is_refused(tmp_path, cut):
         read_safetensors(tmp_path / "x.safetensors")
 
 
+@pytest.mark.parametrize("header, message", [
+    ([1], "the header is"),
+    ({"a": 3}, "the header's entry of tensor a is 3, but it needs a dtype"),
+    ({"a": {}}, "tensor a is {}, but it needs a dtype"),
+    ({"a": {"dtype": "F32", "shape": [-2], "data_offsets": [0, 8]}}, "tensor a is"),
+    ({"a": {"dtype": "F32", "shape": ["2"], "data_offsets": [0, 8]}}, "tensor a is"),
+    ({"a": {"dtype": "F32", "shape": [2], "data_offsets": [8]}}, "tensor a is"),
+    ({"a": {"dtype": "F32", "shape": [2**32, 2**32], "data_offsets": [0, 0]}}, "was not copied whole"),
+    ({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]},
+      "b": {"dtype": "F32", "shape": [2], "data_offsets": [4, 12]}}, "tensors a and b overlap"),
+])
+def test_a_header_of_nonsense_is_refused_as_the_package_does(tmp_path, header, message):
+    text = json.dumps(header).encode()
+    (tmp_path / "x.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + bytes(12))
+    with pytest.raises(safetensors.SafetensorError), safetensors.safe_open(tmp_path / "x.safetensors", "np"):
+        pass
+    with pytest.raises(ValueError, match=r"x\.safetensors: " + ".*" + message):
+        read_safetensors(tmp_path / "x.safetensors")
+
+
 def test_shards_and_an_index_that_lies(tmp_path):
     save_file({"a": TENSORS["a"]}, tmp_path / "model-1.safetensors")
     save_file({"b": TENSORS["b"]}, tmp_path / "model-2.safetensors")
@@ -81,6 +102,10 @@ def test_pickles_are_refused_unless_asked_for_and_never_run_code(tmp_path):
     with pytest.raises(ValueError, match=r"cannot read .*pytorch_model\.bin"):
         open_tensors(tmp_path, allow_pickle=True)
 
+    torch.save({"state_dict": {"a": TENSORS["a"]}}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(ValueError, match="must hold a dict of tensors"):
+        open_tensors(tmp_path, allow_pickle=True)
+
     class Harm:
         def __reduce__(self):
             return (tmp_path.joinpath("ran").touch, ())
@@ -97,7 +122,8 @@ def test_a_folder_without_tensors_says_so(tmp_path):
 
 
 @pytest.mark.parametrize("content, message", [("{", r"index\.json is not JSON"), ("[]", "must hold a JSON object"),
-                                              ("{}", "has no weight_map")])
+                                              ("{}", "has no weight_map"),
+                                              ('{"weight_map": {"a": 3}}', "has no weight_map")])
 def test_a_damaged_index_is_named(tmp_path, content, message):
     (tmp_path / "model.safetensors.index.json").write_text(content)
     with pytest.raises(ValueError, match=message):

@@ -39,8 +39,11 @@ def test_logits_labels_and_a_round_trip(name, randomized, inputs, tmp_path):
 
 def test_a_head_that_no_foreign_model_has_is_refused(tmp_path):
     config = tfm.presets.bert_base(11, d_model=8, d_ff=8, num_heads=2, encoder_layers=1, token_head=False,
-                                   logit_bias=False, pooler=False, num_classes=2, class_pooling="mean")
-    with pytest.raises(ValueError, match=r"model\.class_pooling is 'mean'|no Hugging Face model"):
+                                   logit_bias=False, pooler=False, num_classes=2, class_pooling="mean",
+                                   token_types=0)
+    with pytest.raises(ValueError, match=r"the nearest, bert, differs in model\.token_types=0 \(there 1\), "
+                                         r"model\.pooler=False "
+                                         r"\(there True\), model\.class_pooling='mean' \(there 'first'\)$"):
         to_huggingface(config, {}, tmp_path)
 
 

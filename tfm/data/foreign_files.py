@@ -32,6 +32,10 @@ _ROLES = {
 def load_foreign_tokenizer(folder: str | os.PathLike[str]) -> ForeignTokenizer | None:
     """The tokenizer in a checkpoint folder.
 
+    Special tokens that are spelled out in a text, such as `</s>`, become their ids with a `tokenizer.json` (or the
+    older files that are made into one). A sentencepiece model takes them for plain characters, except those in
+    `added_tokens.json` and T5's `<extra_id_0>`: where prompts hold them, let transformers save a `tokenizer.json`.
+
     Args:
       folder: with `tokenizer.json` or one of the older files.
 
@@ -97,7 +101,7 @@ def _settings(folder: Path) -> dict[str, Any]:
         if (folder / file).is_file():
             found = {**_read_object(folder / file), **found}
     if (folder / "added_tokens.json").is_file():
-        found["added"] = _read_object(folder / "added_tokens.json")
+        found["added"] = _read_vocabulary(folder / "added_tokens.json")
     return found
 
 
@@ -111,9 +115,20 @@ def _read_object(file: Path) -> dict[str, Any]:
     return values
 
 
+def _read_vocabulary(file: Path) -> dict[str, int]:
+    """The ids of tokens in a JSON file."""
+    values = _read_object(file)
+    for token, number in values.items():
+        require(type(number) is int and number >= 0, f"{file}: {token}", number, "a token's id is a whole number")
+    return values
+
+
 def _text(token: Any) -> str:
     """A special token is a string, or an object around it."""
-    return token["content"] if isinstance(token, dict) else token
+    text: Any = token.get("content") if isinstance(token, dict) else token
+    require(token is None or isinstance(text, str), "tokenizer_config.json: a special token", token,
+            "it must be a text")
+    return text
 
 
 def _from_json(content: bytes, names: Mapping[str, str | None], settings: Mapping[str, Any]) -> ForeignTokenizer:
@@ -154,9 +169,9 @@ def _from_sentencepiece(file: Path, names: Mapping[str, str | None], settings: M
 
 def _read_marian(folder: Path) -> MarianTokenizer:
     source, target = ((folder / name).read_bytes() for name in ("source.spm", "target.spm"))
-    vocabulary = _read_object(folder / "vocab.json")
+    vocabulary = _read_vocabulary(folder / "vocab.json")
     file = folder / "target_vocab.json"
-    target_vocabulary = _read_object(file) if file.is_file() else None
+    target_vocabulary = _read_vocabulary(file) if file.is_file() else None
     return MarianTokenizer(source, target, vocabulary, target_vocabulary)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tfm.config import Activation, require
+from tfm.interop.kinds import check_kinds
 
 _MISSING = object()
 
@@ -53,7 +54,8 @@ _ACTIVATION_NAMES: dict[Activation, str] = {
 
 
 class Attributes:
-    """A foreign config while it is read: what nobody took, expected or skipped is an error in the end.
+    """A foreign config while it is read: what nobody took, expected or skipped is an error in the end, and a value of a
+    wrong kind is one at once.
 
     Example:
         >>> attributes = Attributes({"hidden_size": 8, "model_type": "bert", "new_trick": True})
@@ -66,6 +68,7 @@ class Attributes:
     """
 
     def __init__(self, values: dict[str, Any], where: str = "config.json") -> None:
+        check_kinds(values, f"{where}: ")
         self._values = values
         self._where = where
         self._left = set(values) - _HARMLESS - _GENERATION

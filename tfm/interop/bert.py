@@ -22,14 +22,12 @@ def read_sizes(attributes: Attributes) -> dict[str, Any]:
     attributes.expect("position_embedding_type", "absolute", because="relative positions of BERT have no table")
     attributes.skip("directionality", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers",
                     "pooler_size_per_head", "pooler_type")  # of a pooler that these models do not have
-    token_types = attributes.take("type_vocab_size", default=2)
-    require(token_types > 0, "config.json: type_vocab_size", token_types, "it must be at least 1")
     return {
         **POST_LN_ENCODER,
         "vocab_size": attributes.take("vocab_size"), "d_model": attributes.take("hidden_size"),
         "d_ff": attributes.take("intermediate_size"), "num_heads": attributes.take("num_attention_heads"),
         "encoder_layers": attributes.take("num_hidden_layers"),
-        "token_types": token_types,
+        "token_types": attributes.take("type_vocab_size", default=2),
         "activation": attributes.activation("hidden_act", default="gelu"),
         "norm_epsilon": attributes.take("layer_norm_eps", default=1e-12),
         "dropout_rate": attributes.take("hidden_dropout_prob", default=0.1),
@@ -44,7 +42,8 @@ def write_sizes(config: ModelConfig) -> dict[str, Any]:
     return {
         "vocab_size": config.vocab_size, "hidden_size": config.d_model, "intermediate_size": config.d_ff,
         "num_attention_heads": config.num_heads, "num_hidden_layers": config.encoder_layers,
-        "type_vocab_size": config.token_types, "hidden_act": activation_name(config.activation),
+        "type_vocab_size": config.token_types or 1,  # none there has no table of them
+        "hidden_act": activation_name(config.activation),
         "layer_norm_eps": config.norm_epsilon, "hidden_dropout_prob": config.dropout_rate,
         "attention_probs_dropout_prob": config.attention_dropout_rate, "initializer_range": config.init_std,
         "tie_word_embeddings": config.tie_embeddings == "all",
@@ -57,17 +56,11 @@ def read_classes(attributes: Attributes, found: bool) -> int:
     if not found:
         return 0
     for name in attributes.take("architectures", default=()):
-        require("ForTokenClassification" not in name, "config.json: architectures", name,
+        require("ForTokenClassification" not in name, "architectures", name,
                 "a head that labels every token is not supported, only one that labels a text")
     attributes.expect("problem_type", None, "single_label_classification", because="a text has one label of several")
     labels = attributes.take("id2label", default=None)
     return len(labels) if labels else attributes.take("num_labels", default=2)
-
-
-def check_classes(config: ModelConfig) -> None:
-    """Refuse a classification head that reads anything but the pooler."""
-    require(config.num_classes == 0 or (config.pooler and config.class_pooling == "first"), "model.class_pooling",
-            config.class_pooling, "a foreign classifier reads the first hidden vector through a pooler (pooler=True)")
 
 
 def _read(attributes: Attributes, names: Set[str]) -> ModelConfig:
@@ -81,7 +74,6 @@ def _read(attributes: Attributes, names: Set[str]) -> ModelConfig:
 
 
 def _write(config: ModelConfig) -> dict[str, Any]:
-    check_classes(config)
     architecture = "BertForSequenceClassification" if config.num_classes else "BertModel"
     if config.token_head:
         architecture = "BertForPreTraining" if config.pooler else "BertForMaskedLM"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from tfm.models.adapters import merge_adapters
 from tfm.models.scanned import unstack_layers
 
 _DTYPES = ("float32", "bfloat16", "float16")
+_CHUNK = 1 << 18  # numbers looked at together, so that they stay in the cache
 
 
 def from_huggingface(path: str | Path, *, dtype: Any = None, sharding: Any = None,
@@ -41,7 +43,8 @@ def from_huggingface(path: str | Path, *, dtype: Any = None, sharding: Any = Non
 
     Raises:
         FileNotFoundError: no such folder or file.
-        ValueError: an attribute of the config that is not known, tensors that are missing or left over, a wrong shape.
+        ValueError: an attribute of the config that is not known, tensors that are missing or left over, a wrong shape,
+            or a value that is NaN or infinite.
 
     Example:
         >>> import tempfile
@@ -98,7 +101,10 @@ def load_params(config: ModelConfig, family: Family, tensors: Mapping[str, Any],
     for entry in entries:
         for place, part in _parts(entry, tensors[stored[entry.name]], shapes, where):
             target = shardings[place] if isinstance(shardings, dict) else shardings
-            params[place] = _place(part, jnp.dtype(kind), target)
+            # an infinite bias on the logits rules a token out; anywhere else it makes NaN
+            check = functools.partial(_check_numbers, name=f"{where}: tensor {entry.name}",
+                                      finite=place != "output/bias")
+            params[place] = _place(part, jnp.dtype(kind), target, check)
     if lost := sorted(set(shapes) - set(params)):
         raise ValueError(f"{where}: the table of {family.model_types[0]} gives no value to {', '.join(lost)}")
     return config, unflatten(params)
@@ -204,7 +210,25 @@ def _parts(entry: Entry, tensor: Any, shapes: Mapping[str, Any], where: str) -> 
         yield place, part
 
 
-def _place(part: Any, dtype: Any, sharding: Any) -> jax.Array:
-    if sharding is None:
-        return jnp.asarray(np.array(part, dtype))
-    return jax.make_array_from_callback(part.shape, sharding, lambda index: np.array(part[index], dtype))
+def _place(part: Any, dtype: Any, sharding: Any, check: Callable[[np.ndarray], None]) -> jax.Array:
+    def read(index: Any) -> np.ndarray:
+        with np.errstate(over="ignore"):
+            values = np.array(part[index], dtype)
+        check(values)
+        return values
+
+    return jnp.asarray(read(...)) if sharding is None else jax.make_array_from_callback(part.shape, sharding, read)
+
+
+def _check_numbers(values: np.ndarray, *, name: str, finite: bool) -> None:
+    """Refuse NaN and, on request, infinity: as whole numbers, the bits of floats without their signs rank infinity
+    above all numbers and NaN above infinity.
+    """
+    unsigned = np.dtype(f"u{values.dtype.itemsize}")
+    bits, rest = values.ravel("K").view(unsigned), np.iinfo(unsigned).max >> 1
+    infinity = int(np.array(np.inf, values.dtype).view(unsigned))
+    largest = max((int((bits[i:i + _CHUNK] & unsigned.type(rest)).max()) for i in range(0, bits.size, _CHUNK)),
+                  default=0)
+    if largest > infinity or (finite and largest == infinity):
+        raise ValueError(f"{name} has a value that is {'NaN' if largest > infinity else 'infinite'} in {values.dtype}: "
+                         "the model can compute nothing with it")

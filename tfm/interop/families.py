@@ -42,7 +42,7 @@ def family_of_type(model_type: str) -> Family:
         if model_type in family.model_types:
             return family
     known = ", ".join(name for family in FAMILIES for name in family.model_types)
-    raise ValueError(f"config.json: model_type is {model_type!r}, but it must be one of {known}")
+    raise ValueError(f"model_type is {model_type!r}, but it must be one of {known}")
 
 
 def family_of_config(config: ModelConfig) -> Family:
@@ -61,7 +61,8 @@ def family_of_config(config: ModelConfig) -> Family:
         found = _difference(config, family)
         if not found:
             return family
-        differences.append((len(found), family.model_types[0], found))
+        no_classes = any(difference.startswith("model.num_classes=") for difference in found)
+        differences.append(((no_classes, len(found)), family.model_types[0], found))
     _, name, found = min(differences, key=lambda item: item[0])
     raise ValueError("model: no Hugging Face model computes what this config does; the nearest, "
                      f"{name}, differs in {', '.join(found)}")
@@ -80,18 +81,24 @@ def read_config(values: dict[str, Any], names: set[str], where: str = "config.js
     """
     require(isinstance(values.get("model_type"), str), f"{where}: model_type", values.get("model_type"),
             "a Hugging Face checkpoint names its kind there")
-    family = family_of_type(values["model_type"])
     attributes = Attributes(values, where)
-    config = family.read(attributes, {family.table_name(name, names) for name in names})
+    try:
+        family = family_of_type(values["model_type"])
+        config = family.read(attributes, {family.table_name(name, names) for name in names})
+    except ValueError as error:
+        raise error if str(error).startswith(where) else ValueError(f"{where}: {error}") from error
     attributes.finish()
     return config, family
 
 
 def _difference(config: ModelConfig, family: Family) -> list[str]:
     """Fields that a family would not keep."""
+    # whatever a classifier of ours reads, foreign ones read the first hidden vector through a pooler
+    heads: dict[str, Any] = {"pooler": True, "class_pooling": "first"} if config.num_classes else {}
+    near = dataclasses.replace(config, **heads)
     try:
-        names = {entry.name for entry in family.entries(config)}
-        written, _ = read_config(family.write(config), names)
+        names = {entry.name for entry in family.entries(near)}
+        written, _ = read_config(family.write(near), names)
     except (ValueError, ZeroDivisionError) as error:
         return [str(error)] * 100
     ours, theirs = _essence(config), _essence(written)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tfm.config import require
+from tfm.interop.kinds import check_kinds
 from tfm.interop.tensor_files import read_json
 
 # Settings that would change the output and that nothing here carries out, with the values that leave it alone.
@@ -107,14 +108,21 @@ def load_generation_settings(path: str | Path) -> GenerationSettings:
         (2,)
     """
     path = Path(path)
-    values = read_json(path / "config.json")
+    values = read_settings(path / "config.json")
     if (path / "generation_config.json").is_file():
-        newer = read_json(path / "generation_config.json")
+        newer = read_settings(path / "generation_config.json")
         if unknown := sorted(set(newer) - _KNOWN):
             listed = ", ".join(f"{name} = {newer[name]!r}" for name in unknown)
             raise ValueError(f"{path / 'generation_config.json'} has {listed}, which is not known")
         values = {**values, **{name: value for name, value in newer.items() if value is not None}}
     return settings_from(values)
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """The object in a JSON file, with its values of the right kinds."""
+    values = read_json(path)
+    check_kinds(values, f"{path}: ")
+    return values
 
 
 def settings_from(values: dict[str, Any], *, pair: bool | None = None) -> GenerationSettings:
@@ -124,6 +132,7 @@ def settings_from(values: dict[str, Any], *, pair: bool | None = None) -> Genera
         values: of the config.
         pair: whether the model is an encoder-decoder; None: the config says so.
     """
+    values = {name: value for name, value in values.items() if not (name.endswith("_token_id") and value == -1)}
     for name, allowed in _NEUTRAL.items():
         require(values.get(name) in allowed, f"generation_config.json: {name}", values.get(name),
                 f"only {allowed[-1]!r} is supported")

@@ -68,7 +68,8 @@ def _qwen_pattern(attributes: Attributes) -> tuple[AttentionPattern, ...]:
     kinds = attributes.take("layer_types", default=kinds)
     known = {"full_attention": _FULL, "sliding_attention": AttentionPattern("window", window=window)}
     for kind in kinds:
-        require(kind in known, "config.json: layer_types", kind, f"it must be one of {', '.join(known)}")
+        require(kind in known, "layer_types", kind, f"it must be one of {', '.join(known)}")
+    require(len(kinds) == layers, "the length of layer_types", len(kinds), f"num_hidden_layers is {layers}")
     pattern = tuple(known[kind] for kind in kinds)
     return pattern[:1] if len(set(pattern)) == 1 else pattern
 

@@ -31,6 +31,7 @@ def _read(attributes: Attributes, names: Set[str]) -> ModelConfig:
 
 def _write(config: ModelConfig) -> dict[str, Any]:
     return {**write_sizes(config), "model_type": "marian", "architectures": ["MarianMTModel"],
+            "pad_token_id": None,  # or readers take 58100, which a smaller vocabulary lacks
             "vocab_size": config.source_vocab_size or config.vocab_size, "decoder_vocab_size": config.vocab_size,
             "share_encoder_decoder_embeddings": config.tie_embeddings in ("all", "inputs"),
             "tie_word_embeddings": config.tie_embeddings in ("all", "decoder"), "static_position_embeddings": True}

@@ -8,7 +8,7 @@ from typing import Any
 
 from tfm.config import ModelConfig
 from tfm.interop.attributes import Attributes
-from tfm.interop.bert import check_classes, encoder_entries, read_classes, read_sizes, write_sizes
+from tfm.interop.bert import encoder_entries, read_classes, read_sizes, write_sizes
 from tfm.interop.family import Family
 from tfm.interop.table import SAME, Entry, dense, embedding, norm
 
@@ -29,7 +29,6 @@ def _read(attributes: Attributes, names: Set[str]) -> ModelConfig:
 
 
 def _write(config: ModelConfig) -> dict[str, Any]:
-    check_classes(config)
     heads = {"ForMaskedLM": config.token_head, "ForSequenceClassification": config.num_classes > 0, "Model": True}
     return {"model_type": "roberta",
             "architectures": [f"Roberta{next(name for name, there in heads.items() if there)}"],

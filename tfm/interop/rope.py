@@ -6,6 +6,7 @@ from typing import Any
 
 from tfm.config import ModelConfig, RotaryScaling, require
 from tfm.interop.attributes import Attributes
+from tfm.interop.kinds import check_kinds
 
 _KNOWN = {
     "default": set(), "linear": {"factor"}, "dynamic": {"factor"},
@@ -32,6 +33,7 @@ def read_rotary(attributes: Attributes, head_dim: int, *, share: float = 1.0) ->
     share = attributes.take("partial_rotary_factor", "rotary_pct", default=share)
     max_positions = attributes.take("max_position_embeddings", "max_sequence_length")
     settings = dict(attributes.take("rope_parameters", "rope_scaling", default={}))
+    check_kinds(settings, "rope_scaling.")
     kind = settings.pop("rope_type", settings.get("type", "default"))
     settings.pop("type", None)
     base, share = settings.pop("rope_theta", None) or base, settings.pop("partial_rotary_factor", share)

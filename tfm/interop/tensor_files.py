@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import pickle
 import struct
 import zipfile
@@ -59,17 +61,35 @@ def read_safetensors(path: str | Path) -> dict[str, np.ndarray]:
             header = json.loads(file.read(length))
         except ValueError as error:
             raise ValueError(f"{path} is no safetensors file: its header is not JSON ({error})") from error
+    require(isinstance(header, dict), f"{path}: the header", header, "it must be an object")
     header.pop("__metadata__", None)
     data = np.memmap(path, np.uint8, "r", offset=8 + length) if size > 8 + length else np.zeros(0, np.uint8)
-    return {name: _view(data, name, entry, path) for name, entry in header.items()}
+    tensors = {name: _view(data, name, entry, path) for name, entry in header.items()}
+    _check_no_overlap({name: entry["data_offsets"] for name, entry in header.items()}, path)
+    return tensors
 
 
-def _view(data: np.ndarray, name: str, entry: dict[str, Any], path: Path) -> np.ndarray:
+def _check_no_overlap(spans: Mapping[str, list[int]], path: Path) -> None:
+    ordered = sorted(spans, key=lambda name: spans[name])
+    for name, following in itertools.pairwise(ordered):
+        if spans[name][1] > spans[following][0]:
+            raise ValueError(f"{path}: tensors {name} and {following} overlap: the file is damaged")
+
+
+def _whole_numbers(value: Any) -> bool:
+    return isinstance(value, list) and all(type(number) is int and number >= 0 for number in value)
+
+
+def _view(data: np.ndarray, name: str, entry: Any, path: Path) -> np.ndarray:
+    if not (isinstance(entry, dict) and isinstance(entry.get("dtype"), str) and _whole_numbers(entry.get("shape"))
+            and _whole_numbers(entry.get("data_offsets")) and len(entry["data_offsets"]) == 2):
+        raise ValueError(f"{path}: the header's entry of tensor {name} is {entry!r}, but it needs a dtype, a shape and "
+                         "two data_offsets of whole numbers, 0 or above: the file is damaged")
     code, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
     if code not in _DTYPES:
         raise ValueError(f"{path}: tensor {name} has type {code}, but only {', '.join(_DTYPES)} can be read")
     dtype = np.dtype(_DTYPES[code])
-    if not 0 <= begin <= end <= data.size or end - begin != dtype.itemsize * int(np.prod(shape, dtype=np.int64)):
+    if not begin <= end <= data.size or end - begin != dtype.itemsize * math.prod(shape):
         raise ValueError(f"{path}: tensor {name} of shape {shape} has bytes {begin} to {end} of {data.size}: "
                          "the file is damaged or was not copied whole")
     return data[begin:end].view(dtype).reshape(shape)
@@ -129,7 +149,7 @@ def open_tensors(folder: str | Path, *, allow_pickle: bool = False) -> dict[str,
 
 def _read_shards(folder: Path, name: str, read: Any) -> dict[str, np.ndarray]:
     index = read_json(folder / f"{name}.index.json").get("weight_map")
-    if not isinstance(index, dict):
+    if not (isinstance(index, dict) and all(isinstance(file, str) for file in index.values())):
         raise ValueError(f"{folder}: {name}.index.json has no weight_map, which says what file a tensor is in")
     files = sorted(set(index.values()))
     absent = [file for file in files if Path(file).name != file or not (folder / file).is_file()]
@@ -153,6 +173,8 @@ def _read_pickle(path: Path) -> dict[str, np.ndarray]:
         loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
         raise ValueError(f"torch's loader for weights only cannot read {path}: {str(error).splitlines()[0]}") from error
+    if not (isinstance(loaded, dict) and all(isinstance(tensor, torch.Tensor) for tensor in loaded.values())):
+        raise ValueError(f"{path} must hold a dict of tensors by their names, and nothing else")
     return {name: _from_torch(tensor) for name, tensor in loaded.items()}
 
 
