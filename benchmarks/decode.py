@@ -8,7 +8,8 @@ Each runs in a process of its own and the processes take turns, so that a slow s
 them: quote ratios between the rows of one run. "same" is the share of tokens that equal those of the first
 implementation. "limit" is what the weights' bytes (read once a step) over the bandwidth of reading an array of that
 size, or the products' FLOPs over the matrix-product peak, would allow, whichever is less; both are measured first.
-"times" is the speed relative to each peer's. The whole table takes about ten minutes on two idle cores.
+"times" is the speed relative to each peer's, "core_to_core_ns" how far apart the cores were (`cores.py`). The whole
+table takes about ten minutes on two idle cores.
 """
 
 import argparse
