@@ -326,7 +326,7 @@ def make_tfm(case: dict, weights: str) -> Translate:
     cells: set[tuple[int, int]] = set()
 
     def translate(ids: Any, beam: int) -> Any:
-        search = Search(beam_size=beam, alpha=1.0, allow=rules, pad_id=pad)
+        search = Search(beam_size=beam, alpha=1.0, allow=rules, pad_id=pad, scored=beam > 1)
         limits = [case["target"]] * len(ids)
         found = generate(config, params, ids.tolist(), search, limits=limits, start_id=pad, batch_size=len(ids))
         if (len(ids), beam) not in cells:

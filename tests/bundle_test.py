@@ -48,6 +48,17 @@ def test_scores_are_sums_of_token_scores(bundle):
     np.testing.assert_allclose(bundle.score(sources, targets), [sum(row) for row in tokens], rtol=1e-6)
 
 
+@pytest.mark.parametrize("options", [{}, {"beam_size": 2}, {"lookup": 2}, {"temperature": 1.0, "mbr": 2}])
+def test_results_carry_scores_unless_nobody_asks(bundle, options):
+    rows = [bundle.source_ids("abc")]
+    own = {name: value for name, value in options.items() if name != "mbr"}
+    (asked,), (lean,) = (bundle.results(rows, max_length=4, scored=scored, **own)[0] for scored in (True, False))
+    assert asked.ids == lean.ids == bundle.generate_ids(rows, max_length=4, **own)[0]
+    assert np.isfinite([asked.score, *asked.log_probs]).all()
+    assert np.isnan(lean.score) == ("beam_size" not in options and "lookup" not in options)
+    assert bundle.generate(["abc"], max_length=4, **options) == [bundle.decode(asked.ids)] or "mbr" in options
+
+
 def test_rules_hold(bundle):
     (text,) = bundle.generate(["abc"], prefix="Kind", max_length=8)
     assert text.startswith("Kind")

@@ -99,6 +99,15 @@ def test_prompt_lookup_and_streams_write_what_greedy_search_writes(rows):
     assert all(later.ids[: len(piece.ids)] == piece.ids for piece, later in pairwise(pieces))
 
 
+@pytest.mark.parametrize("search", [Search(eos_ids=(EOS,)), Search(temperature=1.0, eos_ids=(EOS,))])
+def test_without_probabilities_the_same_is_written(search, rows):
+    lean = run(TRANSLATOR, rows, replace(search, scored=False))
+    assert ids(lean) == ids(run(TRANSLATOR, rows, search))
+    for ((found,), row) in zip(lean, rows, strict=True):
+        assert len(found.log_probs) == len(found.ids) + found.finished <= len(row) + 6
+        assert np.isnan([found.score, *found.log_probs]).all()
+
+
 def test_sampling_repeats_with_its_seed_and_does_not_depend_on_the_batch(rows):
     search = Search(temperature=1.0, eos_ids=(EOS,))
     first = ids(run(TRANSLATOR, rows, search, seed=3))
@@ -273,6 +282,8 @@ def test_a_learned_position_table_bounds_prompt_and_output():
     ({"lookup": 2, "draft": 2}, "lookup is 2.*draft=2"),
     ({"coverage": 0.1}, "coverage is 0.1.*beam_size above 1"),
     ({"coverage": 0.1, "beam_size": 2, "length_penalty": 1.0}, "coverage is 0.1.*length_penalty"),
+    ({"scored": False, "beam_size": 2}, "scored is False.*beams and drafts need probabilities"),
+    ({"scored": False, "lookup": 2}, "scored is False.*beams and drafts need probabilities"),
     ({"temperature": -1.0}, "temperature is -1.0"),
 ])
 def test_options_that_cannot_work_together_are_named(options, message):

@@ -113,7 +113,8 @@ class Bundle:
         """
         texts, chosen = self._texts(texts), self.filled(make_options(options))
         filled = [i for i, text in enumerate(texts) if text.strip() or self.model.is_decoder_only]
-        found = self.write([self.source_ids(texts[i], too_long=too_long) for i in filled], chosen, draft=draft)
+        found = self.write([self.source_ids(texts[i], too_long=too_long) for i in filled], chosen, draft=draft,
+                           scored=False)
         outputs: list[Any] = ["" if chosen.n_best == 1 else [""] * chosen.n_best for _ in texts]
         for i, hypotheses in zip(filled, found, strict=True):
             written = [text for text, _ in hypotheses]
@@ -145,27 +146,31 @@ class Bundle:
         Returns:
             For each row a list of ids, or n_best lists where n_best is above 1.
         """
-        found = self.results(rows, beam_size=beam_size, max_length=max_length, n_best=n_best, eos_id=eos_id, **options)
+        found = self.results(rows, beam_size=beam_size, max_length=max_length, n_best=n_best, eos_id=eos_id,
+                             scored=False, **options)
         return [[h.ids for h in row] if n_best > 1 else row[0].ids for row in found]
 
     def results(self, rows: Rows, *, eos_id: int | Sequence[int] | None = None,
-                progress: Callable[[int], None] | None = None, **options: Any) -> list[list[Result]]:
+                progress: Callable[[int], None] | None = None, scored: bool = True,
+                **options: Any) -> list[list[Result]]:
         """The n best results of each row of ids, with scores.
 
         Args:
             rows: ids as the model reads them.
             eos_id: the id or ids that end a row; None: the checkpoint's own.
             progress: called with the number of rows done.
+            scored: False where scores and log-probabilities do not matter: greedy search and sampling then leave them
+                out (NaN), and are faster.
             **options: fields of `tfm.generation.GenerationOptions`.
 
         Raises:
             ValueError: options that do not exist or cannot work together, or rows that the model cannot take.
         """
-        return self.run(rows, self.filled(make_options(options)), eos_id=eos_id, progress=progress)
+        return self.run(rows, self.filled(make_options(options)), eos_id=eos_id, progress=progress, scored=scored)
 
     def run(self, rows: Rows, options: GenerationOptions, *, eos_id: int | Sequence[int] | None = None,
             draft: Bundle | None = None, progress: Callable[[int], None] | None = None,
-            accepted: Callable[[Accepted], None] | None = None) -> list[list[Result]]:
+            accepted: Callable[[Accepted], None] | None = None, scored: bool = True) -> list[list[Result]]:
         """`results` with options that are already made and `filled`.
 
         Args:
@@ -175,12 +180,13 @@ class Bundle:
             draft: a smaller model with the same tokenizer, where `options.draft_length` is above 0.
             progress: as for `results`.
             accepted: called with the counts of drafted and accepted tokens of each batch, where tokens are drafted.
+            scored: as for `results`.
         """
         assert options.batch_size is not None
         if draft is not None:
             require(draft.same_tokens(self), "draft", draft.model.vocab_size,
                     "a model that drafts needs the tokenizer of the model that checks")
-        return generate(self.model, self.prepared, rows, self._search(options, eos_id),
+        return generate(self.model, self.prepared, rows, self._search(options, eos_id, scored),
                         limits=[self._limit(options, row) for row in rows], start_id=self.special.start_id,
                         batch_size=options.batch_size, seed=options.seed, progress=progress, accepted=accepted,
                         draft=None if draft is None else (draft.model, draft.prepared))
@@ -196,12 +202,13 @@ class Bundle:
         """Options with the checkpoint's own, or else the config's, where they say None; `beam_size` where none does."""
         return options.filled(self.config.decode, beam_size=beam_size, own=dict(self.special.defaults))
 
-    def _search(self, options: GenerationOptions, eos_id: int | Sequence[int] | None) -> Search:
+    def _search(self, options: GenerationOptions, eos_id: int | Sequence[int] | None, scored: bool) -> Search:
         special = self.special
         eos_ids = special.eos_ids if eos_id is None else (eos_id,) if isinstance(eos_id, int) else tuple(eos_id)
         encode = None if self.tokenizer is None else self.tokenizer.encode_target
-        return options.search(eos_ids=eos_ids, pad_id=special.pad_id, reweight=special.reweight,
-                              allow=(*special.allow, *self._padded_rows()), encode=encode)
+        search = options.search(eos_ids=eos_ids, pad_id=special.pad_id, reweight=special.reweight,
+                                allow=(*special.allow, *self._padded_rows()), encode=encode)
+        return replace(search, scored=scored or not search.token_by_token)
 
     def _padded_rows(self) -> list[Any]:
         """Rows of the vocabulary behind the tokenizer's last id are never written."""
@@ -234,7 +241,7 @@ class Bundle:
         chosen = self.filled(make_options({"beam_size": 1, **options}))
         row, shown = self.source_ids(text, too_long=too_long), ""
         whole = ""
-        for result in stream(self.model, self.prepared, row, self._search(chosen, None),
+        for result in stream(self.model, self.prepared, row, self._search(chosen, None, scored=False),
                              limit=self._limit(chosen, row), start_id=self.special.start_id, seed=chosen.seed,
                              steps=steps):
             whole, stopped = cut_at_stop(self.decode(result.ids), chosen.stop)

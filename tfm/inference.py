@@ -202,6 +202,8 @@ def _loop(config: ModelConfig, search: Search) -> Any:
     """The settings of the loop that a search asks for."""
     rules: dict[str, Any] = {"eos_ids": search.eos_ids, "pad_id": search.pad_id, "alpha": search.alpha,
                              "reweight": search.reweight, "allow": search.allow}
+    if search.beam_size == 1:
+        rules["log_probs"] = search.scored
     if search.temperature > 0.0:
         return Sample(temperature=search.temperature, top_k=search.top_k, typical_p=search.typical_p,
                       top_p=search.top_p, min_p=search.min_p, **rules)

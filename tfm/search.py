@@ -47,6 +47,14 @@ class Search:
     """Tokens drafted a round from the text so far (speculative decoding by prompt lookup); 0: none."""
     draft: int = 0
     """Tokens drafted a round by a smaller model; 0: none."""
+    scored: bool = True
+    """False: nobody asks for probabilities. Greedy search and sampling then save a pass over the logits, and results
+    have NaN for them."""
+
+    @property
+    def token_by_token(self) -> bool:
+        """Greedy search or sampling, without drafts."""
+        return self.beam_size == 1 and not (self.lookup or self.draft)
 
     def __post_init__(self) -> None:
         require(self.temperature >= 0.0, "temperature", self.temperature, "it cannot be negative")
@@ -68,6 +76,7 @@ class Search:
                 "required phrases need beam_size above 1 and groups=1")
         require(self.length_penalty is None or (self.groups == 1 and not self.phrases), "length_penalty",
                 self.length_penalty, "it does not go together with groups or phrases: use alpha")
+        require(self.scored or self.token_by_token, "scored", False, "beams and drafts need probabilities")
         cuts = [name for name in ("top_k", "top_p", "min_p", "typical_p") if getattr(self, name) is not None]
         require(not cuts or self.temperature > 0.0, ", ".join(cuts), tuple(getattr(self, name) for name in cuts),
                 "it needs sampling: set temperature above 0")

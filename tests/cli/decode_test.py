@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+import tfm
 from tfm.cli.decode import main, read_lines
 from tfm.cli.decode_modes import WINDOW
+from tfm.inference import score_pairs
 
 
 @pytest.fixture
@@ -102,6 +104,17 @@ def test_scores_of_given_pairs(decode):
     assert code == 0
     assert all(float(line) < 0 for line in out.splitlines())
     assert "perplexity" in err
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_the_score_before_a_line_is_that_of_its_ids(decode, tiny_run, beams):
+    (line,) = decode(b"abc\n", "--scores", "--beam-size", str(beams), "--alpha", "0")[1].splitlines()
+    bundle = tfm.load(tiny_run)
+    row = bundle.source_ids("abc")
+    (written,) = bundle.generate_ids([row], beam_size=beams, alpha=0.0, max_length=4)
+    (forced,) = score_pairs(bundle.model, bundle.params, [row], [written], start_id=bundle.special.start_id)
+    assert len(written) == 4
+    assert float(line.split("\t")[0]) == pytest.approx(sum(forced), abs=2e-4)
 
 
 def test_an_interactive_line_is_answered_by_the_same_text(decode):

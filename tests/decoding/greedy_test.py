@@ -1,9 +1,11 @@
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tfm.decoding import greedy, score, token_mask
+from tfm.decoding import greedy, sample, score, token_mask
 
 EOS = 2
 
@@ -40,6 +42,23 @@ def test_last_logits_alone_give_the_same(toy):
     every = model.jit(greedy, max_length=6, eos_id=EOS)(prompt)
     last = jax.jit(lambda p: greedy(model.last_step, model.cache(2), p, max_length=6, eos_id=EOS))(prompt)
     assert every.ids.tolist() == last.ids.tolist()
+
+
+@pytest.mark.parametrize("settings", [None, {"temperature": 0.7, "key": jax.random.key(3)}], ids=["greedy", "sample"])
+def test_what_nobody_asks_for_is_not_computed(toy, settings):
+    model, search = toy(vocab=300, seed=1), greedy if settings is None else sample
+    options = {"max_length": 6, "eos_id": EOS, **(settings or {})}
+
+    def find(prompt, log_probs):
+        return search(model.step, model.cache(2), prompt, log_probs=log_probs, **options)
+
+    prompt = jnp.array([[1, 3], [4, 4]])
+    plain, lean = (jax.jit(partial(find, log_probs=asked))(prompt) for asked in (True, False))
+    assert (lean.ids.tolist(), lean.finished.tolist()) == (plain.ids.tolist(), plain.finished.tolist())
+    assert lean.lengths.tolist() == plain.lengths.tolist()
+    assert np.isnan(lean.log_probs).all() and np.isnan(lean.scores).all() and np.isfinite(plain.scores).all()
+    sums = [str(jax.make_jaxpr(partial(find, log_probs=asked))(prompt)).count("exp ") for asked in (True, False)]
+    assert sums[1] < sums[0] and (settings or sums[1] == 0)
 
 
 def test_stops_unfinished_where_nothing_is_allowed(toy):

@@ -60,7 +60,7 @@ def _write_outputs(bundle: Bundle, draft: Bundle | None, lines: Iterator[str], o
         def count(accepted: Any) -> None:
             counts[:] = counts[0] + int(accepted.drafted), counts[1] + int(accepted.accepted)
 
-        outputs = decode_lines(bundle, window, options, first, draft=draft, accepted=count)
+        outputs = decode_lines(bundle, window, options, first, draft=draft, accepted=count, scored=options.scores)
         pairs = _alignments(bundle, window, outputs) if options.alignment else [""] * len(window)
         numbered = enumerate(zip(outputs, pairs, strict=True), start=first)
         printed = "".join(format_outputs(written, number, options, pair) for number, (written, pair) in numbered)

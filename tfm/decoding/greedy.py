@@ -33,6 +33,7 @@ def greedy(
     prefill_chunk: int | None = None,
     reweight: Sequence[Reweight] = (),
     allow: Sequence[Allow] = (),
+    log_probs: bool = True,
 ) -> Hypotheses:
     """Take the most probable token at every step: y_t = argmax p(y_t | y_<t), the smaller id of equals.
 
@@ -52,6 +53,7 @@ def greedy(
         prefill_chunk: feed the prompt in pieces of this many columns.
         reweight: functions (logits [N, V], History) -> logits that change the choice; see `tfm.decoding.logits`.
         allow: functions History -> bool [N, V], True where a token may come next.
+        log_probs: False leaves out log-probabilities and scores, which are NaN then: a pass over the logits less.
 
     Returns:
         Hypotheses, which unpack as ids [B, L], scores [B], finished [B]. Log-probabilities are the model's own,
@@ -69,7 +71,7 @@ def greedy(
         >>> ids.tolist(), finished.tolist()
         ([[2, 3], [4, 0]], [False, True])
     """
-    search = Greedy(eos_ids(eos_id), pad_id, alpha, tuple(reweight), tuple(allow))
+    search = Greedy(eos_ids(eos_id), pad_id, alpha, tuple(reweight), tuple(allow), log_probs=log_probs)
     return search.run(
         step,
         cache,

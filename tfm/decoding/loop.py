@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -64,6 +64,8 @@ class TokenSearch(ABC):
     alpha: float = 0.0
     reweight: tuple[Reweight, ...] = ()
     allow: tuple[Allow, ...] = ()
+    log_probs: bool = field(default=True, kw_only=True)
+    """False: leave out log-probabilities and scores, which are NaN then, and save a pass over the logits."""
 
     @abstractmethod
     def pick(self, scores: jax.Array, state: TokenState) -> jax.Array:
@@ -91,7 +93,7 @@ class TokenSearch(ABC):
             cache=cache,
             seen=known,
             ids=jnp.full((batch, length), NOTHING, jnp.int32),
-            log_probs=jnp.zeros((batch, length), jnp.float32),
+            log_probs=jnp.full((batch, length), 0.0 if self.log_probs else jnp.nan, jnp.float32),
             count=jnp.int32(0),
             limit=limit,
             done=limit < 1,
@@ -131,18 +133,23 @@ class TokenSearch(ABC):
     ) -> TokenState:
         """Add token [B] to the active rows [B] bool; where no token is possible [B] bool they stop."""
         running = active & possible
-        chosen = select.take(logits, token)
-        log_prob = chosen - select.log_sum_exp(logits, near=chosen)
         ended = running & is_eos(token, self.eos_ids)
         count = state.count + 1
         return replace(
             state,
             ids=write_column(state.ids, jnp.where(running, token, NOTHING), state.count),
-            log_probs=write_column(state.log_probs, jnp.where(running, log_prob, 0.0), state.count),
+            log_probs=self._with_log_prob(state, logits, token, running) if self.log_probs else state.log_probs,
             count=count,
             finished=state.finished | ended,
             done=state.done | ended | (active & (~possible | (count >= state.limit))),
         )
+
+    @staticmethod
+    def _with_log_prob(state: TokenState, logits: jax.Array, token: jax.Array, running: jax.Array) -> jax.Array:
+        """log_probs with log softmax(logits [B, V]) of token [B] in the next column, 0 where a row does not run."""
+        chosen = select.take(logits, token)
+        log_prob = chosen - select.log_sum_exp(logits, near=chosen)
+        return write_column(state.log_probs, jnp.where(running, log_prob, 0.0), state.count)
 
     def _append(self, state: TokenState, logits: jax.Array) -> TokenState:
         scores = adjusted(logits, self.reweight, self.allow, partial(_history, state))

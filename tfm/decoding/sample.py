@@ -82,6 +82,7 @@ def sample(
     prefill_chunk: int | None = None,
     reweight: Sequence[Reweight] = (),
     allow: Sequence[Allow] = (),
+    log_probs: bool = True,
 ) -> Hypotheses:
     """Draw each token from p(y_t | y_<t)^(1 / temperature), cut off by top-k, typical, top-p and min-p in this order.
 
@@ -92,8 +93,8 @@ def sample(
         key: a random key, or one for each row [B], so that a row gives the same tokens in any batch.
         temperature: 0 is greedy search, 1 the model's own distribution.
         top_k, typical_p, top_p, min_p: see `tfm.decoding.truncation`; None leaves the rule out.
-        max_length, eos_id, pad_id, alpha, seen, buffer_length, prefill_chunk, reweight, allow: as in `greedy`;
-            reweight and allow act before the temperature.
+        max_length, eos_id, pad_id, alpha, seen, buffer_length, prefill_chunk, reweight, allow, log_probs: as in
+            `greedy`; reweight and allow act before the temperature.
 
     Returns:
         Hypotheses, which unpack as ids [B, L], scores [B], finished [B]. Log-probabilities are the model's own, before
@@ -111,7 +112,8 @@ def sample(
         ((1, 2), True, -1.3863)
     """
     search = Sample(
-        eos_ids(eos_id), pad_id, alpha, tuple(reweight), tuple(allow), temperature, top_k, typical_p, top_p, min_p
+        eos_ids(eos_id), pad_id, alpha, tuple(reweight), tuple(allow), temperature, top_k, typical_p, top_p, min_p,
+        log_probs=log_probs,
     )
     return search.run(
         step,
