@@ -29,6 +29,9 @@ class GenerationOptions:
     early_stopping: Early | None = None
     """With length_penalty: stop when beam_size outputs are finished (True), when the best unfinished one is no better
     at its present length (False), or when it cannot become better (never). None: the checkpoint's own, or False."""
+    renormalize: bool | None = None
+    """With length_penalty: let the probabilities that the rules leave of each next token sum to 1 again. None: the
+    checkpoint's own, or False."""
     n_best: int = 1
     """Hypotheses returned for each input; at most beam_size."""
     max_length: int | None = None
@@ -153,9 +156,10 @@ class GenerationOptions:
         return Search(
             beam_size=self.n_best if self.beam_size is None else self.beam_size,
             alpha=0.0 if self.alpha is None else self.alpha, length_penalty=self.length_penalty,
-            early_stopping=self.early_stopping or False, n_best=self.n_best, temperature=self.temperature,
-            top_k=self.top_k, top_p=self.top_p, min_p=self.min_p, typical_p=self.typical_p, eos_ids=eos_ids,
-            pad_id=pad_id, reweight=(*reweight, *self._reweight()), allow=tuple(allow),
+            early_stopping=self.early_stopping or False, renormalize=self.renormalize or False, n_best=self.n_best,
+            temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p,
+            typical_p=self.typical_p, eos_ids=eos_ids, pad_id=pad_id,
+            reweight=(*reweight, *self._reweight()), allow=tuple(allow),
             groups=self.groups, diversity=self.diversity,
             phrases=() if encode is None else tuple(tuple(encode(phrase)) for phrase in self.phrases),
             cache_dtype=self.cache_dtype, coverage=self.coverage, lookup=self.lookup, draft=self.draft_length)

@@ -217,7 +217,7 @@ def _loop(config: ModelConfig, search: Search) -> Any:
                            each=search.n_best // search.groups, **rules)
     if search.length_penalty is not None:
         return PowerBeam(beam_size=size, n_best=search.n_best, power=search.length_penalty,
-                         early_stopping=search.early_stopping, **rules)
+                         early_stopping=search.early_stopping, renormalize=search.renormalize, **rules)
     return Beam(beam_size=size, n_best=search.n_best, coverage=search.coverage, **rules)
 
 
