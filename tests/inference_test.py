@@ -15,6 +15,7 @@ import pytest
 from tfm import batching, inference
 from tfm.config import ModelConfig
 from tfm.decoding import session
+from tfm.decoding.logits import Suppress
 from tfm.inference import Search, bucket, embed, generate, score_pairs, stream
 from tfm.models import build, init_params
 from tfm.models.stepper import prepare
@@ -252,6 +253,13 @@ assert len(set(scores[:10].round(3))) >= 5
 """
     environment = dict(os.environ, XLA_FLAGS="--xla_force_host_platform_device_count=2", JAX_PLATFORMS="cpu")
     subprocess.run([sys.executable, "-c", script], check=True, env=environment)
+
+
+@pytest.mark.parametrize("how", [{}, {"beam_size": 3, "n_best": 2}, {"beam_size": 2, "length_penalty": 1.0}])
+def test_where_no_token_is_possible_a_row_has_one_empty_result(how, rows):
+    nothing = Suppress(tuple(range(TRANSLATOR.vocab_size)))
+    found = run(TRANSLATOR, rows, Search(eos_ids=(EOS,), allow=(nothing,), **how))
+    assert [[(h.ids, h.log_probs, h.finished) for h in row] for row in found] == [[([], [], False)]] * len(rows)
 
 
 def test_embeddings_do_not_depend_on_neighbours_and_have_length_one(rows):

@@ -233,7 +233,7 @@ def _results(found: Hypotheses, place: int, search: Search) -> list[Result]:
     for n in range(search.n_best):
         at: Any = (place, n) if search.beam_size > 1 else place
         length = int(found.lengths[at])
-        if search.beam_size > 1 and not np.isfinite(found.scores[at]):
+        if n > 0 and not np.isfinite(found.scores[at]):  # the first is empty where no token was possible at all
             continue
         ids = found.ids[at][:length].tolist()
         hypotheses.append(Result(ids[:-1] if ids and ids[-1] in search.eos_ids else ids, float(found.scores[at]),
