@@ -282,6 +282,19 @@ def test_a_learned_position_table_bounds_prompt_and_output():
         generate(config, {}, [[3] * 11], Search(), limits=[1], start_id=START)
 
 
+def test_only_what_a_model_can_read_is_scored():
+    config = replace(WRITER, position="learned", max_positions=10)
+    params = sharp_params(config)
+    (fits,) = score_pairs(config, params, [[3] * 6], [[4] * 4], start_id=START)
+    assert np.isfinite(fits).all()
+    with pytest.raises(ValueError, match=r"length of row 0 is 11.*10 positions"):
+        score_pairs(config, params, [[3] * 6], [[4] * 5], start_id=START)
+    with pytest.raises(ValueError, match=r"model.decoder_layers is 0, but scoring needs a decoder"):
+        score_pairs(replace(TRANSLATOR, decoder_layers=0), {}, [[3]], [[4]], start_id=START)
+    with pytest.raises(ValueError, match=r"targets is 2, but there are 1 sources"):
+        score_pairs(config, params, [[3]], [[4], [5]], start_id=START)
+
+
 @pytest.mark.parametrize(("options", "message"), [
     ({"temperature": 1.0, "beam_size": 2}, "temperature is 1.0.*beam_size=2"),
     ({"top_k": 5}, "top_k.*temperature above 0"),

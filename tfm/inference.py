@@ -300,10 +300,14 @@ def score_pairs(config: ModelConfig, params: Any, sources: Rows, targets: Rows, 
     Returns:
         For each row a list of log-probabilities, one for each target id.
     """
+    require(not config.is_encoder_only, "model.decoder_layers", 0, "scoring needs a decoder")
+    require(len(sources) == len(targets), "the number of targets", len(targets), f"there are {len(sources)} sources")
     check_rows(config, sources, config.source_vocab_size or config.vocab_size)
     check_rows(config, targets, config.vocab_size)
     scores: list[list[float]] = [[] for _ in sources]
     joint = [list(s) + list(t) for s, t in zip(sources, targets, strict=True)]
+    if config.is_decoder_only:
+        check_rows(config, joint, config.vocab_size)
     inputs = sources if config.is_encoder_decoder else joint
     for numbers, ids, mask in batches(inputs, batch_size):
         padded = numbers + [numbers[0]] * (len(ids) - len(numbers))
