@@ -173,6 +173,23 @@ def test_fewer_hypotheses_than_asked_for():
     assert found.finished[0].tolist() == [True, False]
 
 
+@pytest.mark.parametrize("limits", [[1, 1], [1, 3]])
+def test_what_the_limit_cut_off_is_given_once(limits):
+    """One word at each place is all that the rules allow."""
+
+    def step(tokens, cache):
+        return jnp.log(jnp.array([0.5, 0.3, 0.2])) + jnp.zeros((*tokens.shape, 1)), cache
+
+    def zero(history):
+        return (jnp.arange(3) == 0)[None]
+
+    found = jax.jit(lambda limit: power_beam_search(step, None, jnp.array([[1], [1]]), beam_size=3, n_best=2, eos_id=2,
+                                                    allow=(zero,), max_length=limit, buffer_length=3))(np.array(limits))
+    assert found.lengths.tolist() == [[limits[0], 0], [limits[1], 0]]
+    np.testing.assert_allclose(found.scores[:, 0], np.log(0.5), atol=1e-6)
+    assert (found.scores[:, 1] == -np.inf).all()
+
+
 @pytest.mark.parametrize("search, settings", [
     (beam_search, {"alpha": 1.0}), (power_beam_search, {"power": 1.0}), (diverse_beam_search, {"groups": 2}),
     (lexical_beam_search, {"phrases": jnp.zeros((2, 1, 1), jnp.int32)})])

@@ -69,7 +69,10 @@ class PowerBeam(Beam):
 
     def result(self, state: BeamState) -> Hypotheses:
         """The n best, whether they ended by themselves or were cut off."""
-        found = super().result(replace(state, ended=jax.tree.map(lambda x: x[:, : self.n_best], state.ended)))
+        counted = (state.count >= state.limit) & (state.ended.scores[:, 0] > -jnp.inf)  # live ones are among the ended
+        live = replace(state.live, scores=jnp.where(counted[:, None], -jnp.inf, state.live.scores))
+        ended = jax.tree.map(lambda x: x[:, : self.n_best], state.ended)
+        found = super().result(replace(state, live=live, ended=ended))
         last = jnp.take_along_axis(found.ids, jnp.maximum(found.lengths - 1, 0)[..., None], axis=-1)[..., 0]
         return replace(found, finished=found.finished & is_eos(last, self.eos_ids))
 
