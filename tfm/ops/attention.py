@@ -13,7 +13,7 @@ from tfm.ops.fit import check_fit
 from tfm.ops.masks import Rule, as_rule
 from tfm.ops.positions import Bias, MatrixBias, Shaw
 from tfm.ops.tokens import Array, Tokens, as_batch
-from tfm.ops.vendor import cudnn_attention, missing, splash_attention
+from tfm.ops.vendor import Call, cudnn_attention, cudnn_lacks, splash_attention, vendor_kernel
 
 Implementation = Literal["auto", "dense", "blockwise", "cudnn"]
 
@@ -147,10 +147,11 @@ def attention(
     scoring = make_scoring(query, mask, bias, scale, relative, soft_cap, dropout_rate)
     tokens = make_tokens(query, key, query_positions, key_positions)
     check_fit(scoring, query, key.shape[1], value.shape[3])
-    lacking = missing(scoring, *tokens, return_lse)
-    if implementation == "cudnn" and lacking:
+    call = query, key, value, scoring, tokens, return_lse
+    lacking = cudnn_lacks(*call) if implementation == "cudnn" else None
+    if lacking:
         raise ValueError(f"implementation 'cudnn' lacks {lacking}; 'blockwise' has it")
-    chosen = _choose(query, key, lacking) if implementation == "auto" else implementation
+    chosen = _choose(*call) if implementation == "auto" else implementation
     if 0 in (*query.shape[:2], *key.shape[:2], value.shape[3]):
         chosen = "dense"  # of nothing there are no blocks
     if chosen == "cudnn":
@@ -164,22 +165,18 @@ def attention(
     return (output, lse) if return_lse else output
 
 
-def _choose(query: jax.Array, key: jax.Array, lacking: str | None) -> str:
+def _choose(*call: *Call) -> str:
     """The implementation of "auto", by device, length and rule; `benchmarks/README.md` has the measurements.
 
     | device | where | choice |
     |---|---|---|
-    | GPU | half precision, a rule that cuDNN has | cudnn |
-    | TPU | a rule that splash attention has, lengths that are multiples of 128, heads of 128 | splash |
+    | NVIDIA GPU | what cuDNN has: half precision, causal rules and such windows, or none | cudnn |
+    | TPU | what splash attention has: the same rules and windows, multiples of 128 | splash |
     | any | up to 512 x 512 scores per head, or up to 16 queries | dense |
     | any | else | blockwise |
     """
-    device, (T, S) = jax.default_backend(), (query.shape[1], key.shape[1])
-    if device == "gpu" and lacking is None and query.dtype in (jnp.bfloat16, jnp.float16):
-        return "cudnn"
-    if device == "tpu" and lacking is None and T % 128 == S % 128 == query.shape[3] % 128 == 0:
-        return "splash"
-    return "dense" if T * S <= 512 * 512 or T <= 16 else "blockwise"
+    T, S = call[0].shape[1], call[1].shape[1]
+    return vendor_kernel(*call) or ("dense" if T * S <= 512 * 512 or T <= 16 else "blockwise")
 
 
 def merge(parts: Sequence[tuple[jax.Array, jax.Array]]) -> tuple[jax.Array, jax.Array]:

@@ -134,14 +134,15 @@ def vary_alike(tree: Any, *others: Any) -> Any:
 
     Loops want it of what they carry; outside `shard_map` nothing changes.
     """
-    axes = frozenset().union(*(_axes(x) for x in jax.tree.leaves((tree, others))))
+    axes = frozenset().union(*(varying_axes(x) for x in jax.tree.leaves((tree, others))))
 
     def vary(x: Array) -> Array:
-        new = tuple(axes - _axes(x))
+        new = tuple(axes - varying_axes(x))
         return jax.lax.pcast(x, new, to="varying") if new else x
 
     return jax.tree.map(vary, tree)
 
 
-def _axes(x: Array) -> frozenset:
+def varying_axes(x: Array) -> frozenset:
+    """Axes of the mesh over which an array varies; none outside `shard_map`."""
     return jax.typeof(x).manual_axis_type.varying
