@@ -170,8 +170,8 @@ def _choose(*call: *Call) -> str:
 
     | device | where | choice |
     |---|---|---|
-    | NVIDIA GPU | what cuDNN has: half precision, causal rules and such windows, or none | cudnn |
-    | TPU | what splash attention has: the same rules and windows, multiples of 128 | splash |
+    | NVIDIA GPU | what cuDNN has: half precision, no rule or a causal one, also with a window | cudnn |
+    | TPU | what splash attention has: also windows to both sides; lengths and widths of 128 n | splash |
     | any | up to 512 x 512 scores per head, or up to 16 queries | dense |
     | any | else | blockwise |
     """
