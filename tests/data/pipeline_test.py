@@ -270,6 +270,21 @@ def test_no_example_left_is_an_error() -> None:
         make_train_iterator(make_config(), TOKENIZER, splits)
 
 
+def test_held_out_text_without_an_example_left_is_an_error() -> None:
+    splits = Splits(Texts([["x"], ["y"]]), Texts([["x" * 50, ""], ["y", "y"]]), Texts(()))
+    with pytest.raises(ValueError, match=r"held-out text: of 2 .* 1 are empty, 1 longer than max_length=32"):
+        make_eval_batches(make_config(), TOKENIZER, splits, splits.valid)
+
+
+@pytest.mark.parametrize("task, least", [("translate", 2), ("classify", 3), ("masked_lm", 3), ("infilling", 2)])
+def test_a_length_that_special_ids_fill_is_refused(task: str, least: int) -> None:
+    splits = Splits(Texts([["some text"], ["a"]]), Texts(()), Texts(()))
+    settings: dict[str, Any] = {"task": task, "too_long": "cut"}
+    next(make_train_iterator(make_config(max_length=least, **settings), TOKENIZER, splits))
+    with pytest.raises(ValueError, match=f"data.max_length is {least - 1}, but {task} needs at least {least}"):
+        make_train_iterator(make_config(max_length=least - 1, **settings), TOKENIZER, splits)
+
+
 def test_classification() -> None:
     splits = Splits(Texts([["good", "bad", "fine"], ["pos", "neg", "pos"]]), Texts([["odd"], ["meh"]]), Texts(()))
     assert class_names(splits) == ["neg", "pos"]

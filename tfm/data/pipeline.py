@@ -113,7 +113,7 @@ def make_train_iterator(config: Config, tokenizer: Tokenizer, splits: Splits, *,
     rows_of = multiple_of * process_count // np.gcd(multiple_of, process_count)
     data, seed = config.data, config.train.seed
     examples = make_examples(config, tokenizer, splits, splits.train, "train", cache_dir)
-    _require_examples(examples, data.max_length)
+    _require_examples(examples, data.max_length, "data.train")
     if data.batching == "pack":
         sides = packed_sides(examples.sides, data.max_length, data.tokens_per_batch // int(rows_of))
         shape = batch_shapes([sides], data.tokens_per_batch, int(rows_of))[0]
@@ -220,9 +220,13 @@ def make_eval_batches(config: Config, tokenizer: Tokenizer, splits: Splits, text
 
     Returns:
       The batches, each example exactly once.
+
+    Raises:
+      ValueError: no example is left.
     """
     data = config.data
     examples = make_examples(config, tokenizer, splits, texts, "held-out text", cache_dir)
+    _require_examples(examples, data.max_length, "the held-out text")
     buckets = choose_buckets(examples.sides, data, data.buckets or _HELD_OUT_BUCKETS)
     shapes = batch_shapes(buckets, data.tokens_per_batch, multiple_of)
     return EvalBatches(examples, shapes, tokenizer.pad_id)
@@ -248,8 +252,8 @@ def class_names(splits: Splits) -> list[str]:
     return sorted({label for label in splits.train.columns[1] if label})
 
 
-def _require_examples(examples: Examples, max_length: int) -> None:
+def _require_examples(examples: Examples, max_length: int, name: str) -> None:
     counts = examples.counts
     if not counts.examples:
-        raise ValueError(f"data.train: of {counts.texts} examples none is left: {counts.empty} are empty, "
+        raise ValueError(f"{name}: of {counts.texts} examples none is left: {counts.empty} are empty, "
                          f"{counts.skipped} longer than max_length={max_length}")
