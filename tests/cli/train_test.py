@@ -79,6 +79,8 @@ def test_options_are_typed(config_file):
     (["--mesh", "date=2"], ["date", "data"]),
     (["--mesh", "data=7"], ["mesh data=7", "devices"]),
     (["--data.source", "text"], ["data.train"]),
+    (["--data.train", "a.en", "a.de"], ["data.train is ('a.en', 'a.de')", "data.source='text'"]),
+    (["--train.init-model", "source"], ["train.init_model is 'source'", "--init-from"]),
     (["--data.source", "text", "--data.train", "no.en", "no.de"], ["no.en"]),
     (["--model.position", "learned", "--model.max-positions", "50"], ["max_length is 100", "max_positions=50"]),
 ])
@@ -120,6 +122,17 @@ def test_a_vocabulary_that_the_text_cannot_fill(config_file, tmp_path, capfd):
     arguments = ["--data.source", "text", "--data.train", *map(str, sides), "--data.tokenizer", "bpe"]
     assert main([config_file, "--workdir", str(tmp_path / "run"), *arguments]) == 2
     assert "vocab_size" in capfd.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("fate, expected", [("skip", ["left out", "2 longer than data.max_length, 1 empty"]),
+                                            ("cut", ["left out", "1 empty", "cut", "2 to data.max_length"])])
+def test_texts_that_are_not_used_are_counted(config_file, tmp_path, capsys, fate, expected):
+    for side in "ab":
+        (tmp_path / side).write_text("a b c\n" * 9 + "\n" + "x" * 100 + "\n" + "y" * 300 + "\n")
+    arguments = ["--data.source", "text", "--data.train", str(tmp_path / "a"), str(tmp_path / "b"), "--dry-run"]
+    assert main([config_file, "--workdir", str(tmp_path / "run"), *arguments, "--data.too-long", fate]) == 0
+    cells = [[cell.strip() for cell in line.split("│")] for line in capsys.readouterr().err.splitlines()]
+    assert [word for row in cells if set(row) & {"left out", "cut"} for word in row[1:3]] == expected
 
 
 def test_help_documents_every_field(capsys):

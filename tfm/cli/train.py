@@ -21,7 +21,7 @@ from tfm.cli.train_parts import Parts, Peeked
 from tfm.cli.train_summary import summary_rows, trace_rows
 from tfm.config import Config, require
 from tfm.config_json import load_config
-from tfm.data import Splits, Tokenizer, build_tokenizer, class_names, load_splits, load_tokenizer
+from tfm.data import Counts, Splits, Tokenizer, build_tokenizer, class_names, load_splits, load_tokenizer
 from tfm.models.adapters import split_params, trainable
 from tfm.parallel.compilation import enable_compilation_cache
 from tfm.parallel.exchange import first_alone, is_first, wait_for_all
@@ -131,6 +131,8 @@ def _train(run: Run, state: TrainState) -> int:
 def starting_config(options: TrainOptions) -> Config:
     """The config with `--init-from` put in."""
     config, given = options.config, options.init_from
+    require(given is not None or config.train.init_from is not None or config.train.init_model == "config",
+            "train.init_model", config.train.init_model, "there is no source: name one with --init-from")
     if given is None:
         return config
     require(config.train.init_from in (None, given), "--init-from", given,
@@ -177,6 +179,19 @@ def trained_rows(params: Any, pattern: str | None) -> list[tuple[str, str]]:
     return [("trained", f"{sum(leaf.size for leaf in jax.tree.leaves(split_params(params, pattern)[0])):,}")]
 
 
+def fate_rows(counts: Counts) -> list[tuple[str, str]]:
+    """How many texts of the train split are not used, or not whole, where there are any.
+
+    Example:
+        >>> fate_rows(Counts(texts=9, examples=6, tokens=60, skipped=2, empty=1))
+        [('left out', '2 longer than data.max_length, 1 empty')]
+    """
+    left = [f"{number:,} {why}" for number, why in ((counts.skipped, "longer than data.max_length"),
+                                                   (counts.empty, "empty")) if number]
+    rows = [("left out", ", ".join(left))] if left else []
+    return [*rows, ("cut", f"{counts.cut:,} to data.max_length")] if counts.cut else rows
+
+
 def announce(parts: Parts, run: Run, state: TrainState, options: TrainOptions) -> None:
     """Print the table of what will run; compiles the first step for its memory."""
     config, mesh, done = parts.config, parts.mesh, int(state.step)
@@ -185,6 +200,7 @@ def announce(parts: Parts, run: Run, state: TrainState, options: TrainOptions) -
     processes = f" in {jax.process_count()} processes" if jax.process_count() > 1 else ""
     rows = [("config", str(options.config_file)), ("run folder", str(parts.folder.absolute())),
             ("data", f"{config.data.source}, {len(parts.splits.train):,} training examples, {config.data.task}"),
+            *(fate_rows(run.batches.counts) if isinstance(run.batches, Peeked) else []),
             *parameter_rows(state.params),
             *trained_rows(state.params, trainable(config.model)),
             ("tokens per step", f"up to {config.data.tokens_per_batch:,} a side, padding included"),
