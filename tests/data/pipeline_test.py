@@ -115,8 +115,9 @@ def test_another_seed_is_another_order() -> None:
     )
 
 
-def test_processes_share_the_rows_of_each_batch() -> None:
-    config, splits = make_config(), make_splits()
+@pytest.mark.parametrize("batching", ["bucket", "pack"])
+def test_processes_share_the_rows_of_each_batch(batching: str) -> None:
+    config, splits = make_config(batching=batching), make_splits(90)
     whole = make_train_iterator(config, TOKENIZER, splits, multiple_of=2)
     parts = [
         make_train_iterator(config, TOKENIZER, splits, multiple_of=2, process_index=i, process_count=2)
@@ -126,6 +127,32 @@ def test_processes_share_the_rows_of_each_batch() -> None:
         batch, halves = next(whole), [next(part) for part in parts]
         assert len(batch["source"]) % 2 == 0
         assert same(batch, {name: np.concatenate([half[name] for half in halves]) for name in batch})
+
+
+@pytest.mark.parametrize("batching", ["bucket", "pack"])
+@pytest.mark.parametrize("task", ["translate", "causal_lm"])
+def test_other_processes_and_devices_go_on_with_the_same_examples(batching: str, task: str) -> None:
+    """From the state of the first of two processes; the rows behind those of one process are padding."""
+    columns = 2 if task == "translate" else 1
+    config, splits = make_config(batching=batching, task=task), make_splits(400, columns=columns)
+    alone, first = (
+        make_train_iterator(config, TOKENIZER, splits, process_count=number, multiple_of=number) for number in (1, 2)
+    )
+    for _ in range(70):
+        next(alone), next(first)
+    three = [
+        make_train_iterator(config, TOKENIZER, splits, process_index=i, process_count=3, multiple_of=3)
+        for i in range(3)
+    ]
+    for part in three:
+        part.set_state(first.get_state())
+    for _ in range(60):
+        batch, parts = next(alone), [next(part) for part in three]
+        together = {name: np.concatenate([part[name] for part in parts]) for name in batch}
+        rows = len(batch["labels"])
+        assert same(batch, {name: array[:rows] for name, array in together.items()})
+        assert len(together["labels"]) % 3 == 0 and not together["weights"][rows:].any()
+        assert (together["labels"][rows:] == TOKENIZER.pad_id).all()
 
 
 def test_there_are_as_many_buckets_as_keep_padding_under_a_tenth() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from tfm.config import Config, DataConfig
-from tfm.data.batch import Batch, BatchShape, batch_shapes, choose_lengths, choose_sides, pad_batch, padding_of
+from tfm.data.batch import IDS, Batch, BatchShape, batch_shapes, choose_lengths, choose_sides, pad_batch, padding_of
 from tfm.data.cache import cached_tokens
 from tfm.data.examples import Examples, LabelledExamples, PairExamples, TextExamples
 from tfm.data.packing import pack_dataset, packed_sides
@@ -98,8 +98,8 @@ def make_train_iterator(config: Config, tokenizer: Tokenizer, splits: Splits, *,
       tokenizer: what made the ids of the model.
       splits: the texts.
       process_index, process_count: which share of the rows of each batch this process gets.
-      multiple_of: rows of the whole batch (all processes) are a multiple of it. With buckets, rows of padding fill
-        it up, so that devices and processes do not change which examples make a batch.
+      multiple_of: rows of the whole batch (all processes) are a multiple of it. Rows of padding fill it up, so that
+        devices and processes do not change which examples make a batch.
       cache_dir: where tokens are kept. None: `data.cache_dir`; nothing is kept where that is None, too.
 
     Returns:
@@ -115,12 +115,13 @@ def make_train_iterator(config: Config, tokenizer: Tokenizer, splits: Splits, *,
     examples = make_examples(config, tokenizer, splits, splits.train, "train", cache_dir)
     _require_examples(examples, data.max_length, "data.train")
     if data.batching == "pack":
-        sides = packed_sides(examples.sides, data.max_length, data.tokens_per_batch // int(rows_of))
-        shape = batch_shapes([sides], data.tokens_per_batch, int(rows_of))[0]
-        local = BatchShape(shape.rows // process_count, *shape.sides)
-        dataset = pack_dataset(examples, EpochOrder(len(examples.sides), seed), local, tokenizer, seed,
-                               process_index, process_count)
-        return TrainIterator(dataset, examples, [local], None)
+        batch_shapes([[data.max_length]], data.tokens_per_batch, int(rows_of))  # refuses a batch with less rows
+        sides = packed_sides(examples.sides, data.max_length, data.tokens_per_batch)
+        shape = batch_shapes([sides], data.tokens_per_batch)[0]
+        rows = -(-shape.rows // int(rows_of)) * int(rows_of) // process_count
+        part = range(process_index * rows, (process_index + 1) * rows)
+        dataset = pack_dataset(examples, EpochOrder(len(examples.sides), seed), shape, tokenizer, seed, part)
+        return TrainIterator(dataset, examples, [BatchShape(rows, *sides)], None)
     shapes = batch_shapes(choose_buckets(examples.sides, data, data.buckets), data.tokens_per_batch)
     plan = BucketPlan(examples.sides, shapes, seed)
     maker = _BatchMaker(examples, plan, tokenizer.pad_id, process_index, process_count, int(rows_of))
@@ -178,8 +179,7 @@ class _BatchMaker:
 
 def _blank(batch: Batch, pad_id: int) -> Batch:
     """The same arrays with no valid row, for a process that the last batch of an epoch leaves without examples."""
-    ids = ("source", "target", "tokens", "labels")
-    return {name: np.full_like(array, pad_id if name in ids and array.ndim > 1 else 0) for name, array in batch.items()}
+    return {name: np.full_like(array, pad_id if name in IDS and array.ndim > 1 else 0) for name, array in batch.items()}
 
 
 class EvalBatches:
