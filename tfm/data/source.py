@@ -117,7 +117,7 @@ def _open_files(config: DataConfig, split: str) -> Texts:
     if not paths:
         return Texts(())
     if config.task == "classify" and len(paths) == 1:
-        return _open_table(paths[0])
+        return _open_table(paths[0], split)
     needed = 2 if config.task in ("translate", "classify") else 1
     if len(paths) != needed:
         files = {"translate": "a source and a target file",
@@ -139,7 +139,7 @@ def _open_files(config: DataConfig, split: str) -> Texts:
     return Texts(lines, _join(*(side.fingerprint for side in lines)))
 
 
-def _open_table(path: str) -> Texts:
+def _open_table(path: str, split: str) -> Texts:
     """Lines `text TAB label`; the last tab counts, and a blank line is an empty example."""
     lines = Lines(path)
     if not len(lines):
