@@ -115,6 +115,23 @@ def test_a_workdir_that_is_a_file(config_file, tmp_path, capsys):
     fails(capsys, [config_file, "--workdir", str(tmp_path / "file")], "file")
 
 
+def test_two_commands_do_not_train_in_one_folder(run, config_file, capsys):
+    """Another process holds the folder, and gives it up when it is killed."""
+    code = (f"import sys, time; from pathlib import Path; from tfm.training.run_folder import RunLock; "
+            f"lock = RunLock(Path({str(run)!r})); lock.take(); print('taken', flush=True); time.sleep(600)")
+    other = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    before = (run / "metrics.jsonl").read_bytes()
+    try:
+        assert other.stdout.readline() == "taken\n"
+        for more in ([], ["--dry-run"]):
+            fails(capsys, [config_file, "--workdir", str(run), *more], str(run), f"in use by process {other.pid}")
+        assert (run / "metrics.jsonl").read_bytes() == before
+    finally:
+        other.kill()
+        other.communicate()
+    assert main([config_file, "--workdir", str(run)]) == 0
+
+
 def test_a_vocabulary_that_the_text_cannot_fill(config_file, tmp_path, capfd):
     sides = [tmp_path / "a.en", tmp_path / "a.de"]
     for side in sides:

@@ -33,7 +33,7 @@ from tfm.training.checkpoint import Checkpoints, checkpoint_steps
 from tfm.training.loop import Run, train
 from tfm.training.metrics import plot_curves
 from tfm.training.report import Reporter, duration, parameter_rows, program_memory
-from tfm.training.run_folder import CONFIG, TOKENIZER, open_run, resolve_config
+from tfm.training.run_folder import CONFIG, TOKENIZER, RunLock, open_run, resolve_config
 from tfm.training.step import TrainState
 from tfm.training.trace import Trace
 
@@ -69,6 +69,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run_training(options: TrainOptions, arguments: Sequence[str]) -> int:
     """Train as the options say; give the exit code."""
+    with RunLock(options.workdir) as lock:
+        return _run_training(options, arguments, lock)
+
+
+def _run_training(options: TrainOptions, arguments: Sequence[str], lock: RunLock) -> int:
     require(options.profile >= 0, "--profile", options.profile, "it is a number of steps, 0 or more")
     if keep_freed_memory():
         huge_pages_later()
@@ -79,7 +84,7 @@ def run_training(options: TrainOptions, arguments: Sequence[str]) -> int:
     reporter = Reporter(options.config.train.steps, silent=not is_first())
     with no_collection():
         config, splits, tokenizer, start_from = first_alone(
-            lambda: prepare_run(options.workdir, starting_config(options), reporter.say), "run folder")
+            lambda: prepare_run(options.workdir, starting_config(options), reporter.say, lock), "run folder")
         parts = Parts(config, options.workdir, mesh, splits, tokenizer, reporter, start_from,
                       time_out=options.processes.time_out)
         checkpoints = Checkpoints(options.workdir, keep=config.train.keep, say=reporter.say)
@@ -140,8 +145,8 @@ def starting_config(options: TrainOptions) -> Config:
     return config.replace(train=replace(config.train, init_from=given))
 
 
-def prepare_run(folder: Path, config: Config,
-                say: Callable[[str], None]) -> tuple[Config, Splits, Tokenizer, Start | None]:
+def prepare_run(folder: Path, config: Config, say: Callable[[str], None],
+                lock: RunLock) -> tuple[Config, Splits, Tokenizer, Start | None]:
     """Open the data, make or load the tokenizer, resolve the config and write both to the run folder.
 
     The last result is what the parameters start from; None: from random numbers, or from the run's own checkpoints.
@@ -156,6 +161,8 @@ def prepare_run(folder: Path, config: Config,
     elif given is not None and started:
         config = with_source(config, load_config(folder / CONFIG).model)
     folder.mkdir(parents=True, exist_ok=True)
+    if is_first():
+        lock.take()
     if started:
         tokenizer = load_tokenizer(folder / TOKENIZER)
     elif source is not None:
