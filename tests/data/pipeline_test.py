@@ -107,6 +107,17 @@ def test_resuming_repeats_and_skips_nothing(task: str, batching: str) -> None:
         assert same(next(first), expected[stop])
 
 
+@pytest.mark.parametrize("batching", ["bucket", "pack"])
+def test_a_state_belongs_to_one_text(batching: str) -> None:
+    config, splits = make_config(batching=batching, source="text", train=("a", "b")), make_splits(60)
+    state = make_train_iterator(config, TOKENIZER, splits).get_state()
+    changed = [[*column[:-1], column[-1] + "!"] for column in splits.train.columns]
+    other = make_train_iterator(config, TOKENIZER, Splits(Texts(changed), splits.valid, splits.test))
+    with pytest.raises(ValueError, match=r"data.train is not the text that this run was trained on"):
+        other.set_state(state)
+    make_train_iterator(config, TOKENIZER, splits).set_state({n: x for n, x in state.items() if n != "text"})
+
+
 def test_another_seed_is_another_order() -> None:
     config, splits = make_config(), make_splits()
     other = config.replace(train=TrainConfig(seed=8))

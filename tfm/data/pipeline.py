@@ -41,8 +41,10 @@ class TrainIterator(Iterator[Batch]):
       padding_share: share of padding among the positions: planned with buckets, measured so far with packing.
     """
 
-    def __init__(self, dataset: Any, examples: Examples, shapes: list[BatchShape], plan: BucketPlan | None) -> None:
+    def __init__(self, dataset: Any, examples: Examples, shapes: list[BatchShape], plan: BucketPlan | None,
+                 text: str | None) -> None:
         self._iterator: Any = iter(dataset)
+        self._text = text  # hash of the content of text files
         self.counts = examples.counts
         self.shapes = shapes
         self.batches_per_epoch = plan.batches_per_epoch if plan else None
@@ -66,11 +68,20 @@ class TrainIterator(Iterator[Batch]):
 
     def get_state(self) -> dict[str, Any]:
         """The position after the last batch given out, as plain JSON data."""
-        return copy.deepcopy(self._iterator.get_state())
+        state: dict[str, Any] = copy.deepcopy(self._iterator.get_state())
+        return state if self._text is None else {"text": self._text, **state}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on from a state, bit for bit."""
-        self._iterator.set_state(copy.deepcopy(state))
+        """Go on from a state, bit for bit.
+
+        Raises:
+          ValueError: it is a position in another text.
+        """
+        place = copy.deepcopy(state)
+        if place.pop("text", self._text) != self._text:
+            raise ValueError("data.train is not the text that this run was trained on so far: put that back, or let a "
+                             "new run start from this one with --init-from")
+        self._iterator.set_state(place)
 
     def close(self) -> None:
         """Stop the background thread; the iterator gives nothing more."""
@@ -112,6 +123,7 @@ def make_train_iterator(config: Config, tokenizer: Tokenizer, splits: Splits, *,
 
     rows_of = multiple_of * process_count // np.gcd(multiple_of, process_count)
     data, seed = config.data, config.train.seed
+    text = splits.train.fingerprint if data.source == "text" else None
     examples = make_examples(config, tokenizer, splits, splits.train, "train", cache_dir)
     _require_examples(examples, data.max_length, "data.train")
     if data.batching == "pack":
@@ -121,14 +133,14 @@ def make_train_iterator(config: Config, tokenizer: Tokenizer, splits: Splits, *,
         rows = -(-shape.rows // int(rows_of)) * int(rows_of) // process_count
         part = range(process_index * rows, (process_index + 1) * rows)
         dataset = pack_dataset(examples, EpochOrder(len(examples.sides), seed), shape, tokenizer, seed, part)
-        return TrainIterator(dataset, examples, [BatchShape(rows, *sides)], None)
+        return TrainIterator(dataset, examples, [BatchShape(rows, *sides)], None, text)
     shapes = batch_shapes(choose_buckets(examples.sides, data, data.buckets), data.tokens_per_batch)
     plan = BucketPlan(examples.sides, shapes, seed)
     maker = _BatchMaker(examples, plan, tokenizer.pad_id, process_index, process_count, int(rows_of))
     dataset = grain.MapDataset.range(_ENDLESS).map(maker).to_iter_dataset(
         grain.ReadOptions(num_threads=1, prefetch_buffer_size=_PREFETCH))
     used = [s for s, n in zip(shapes, plan.batches_per_shape, strict=True) if n]
-    return TrainIterator(dataset, examples, [BatchShape(maker.rows(s), *s.sides) for s in used], plan)
+    return TrainIterator(dataset, examples, [BatchShape(maker.rows(s), *s.sides) for s in used], plan, text)
 
 
 def choose_buckets(sides: np.ndarray, data: DataConfig, count: int | None) -> list[tuple[int, ...]]:
