@@ -52,6 +52,15 @@ BAD_MODELS = [
     ({"activation": "swish"}, "model.activation is 'swish'.*silu"),
     ({"tie_embeddings": True}, "model.tie_embeddings is True.*all"),
     ({"dtype": "float64"}, "model.dtype is 'float64'.*bfloat16"),
+    ({"d_model": 512.0}, "model.d_model is 512.0.*whole number"),
+    ({"num_kv_heads": "4"}, "model.num_kv_heads is '4'.*whole number or None"),
+    ({"gated": "yes"}, "model.gated is 'yes'.*True or False"),
+    ({"dropout_rate": "0.1"}, "model.dropout_rate is '0.1'.*finite number"),
+    ({"logit_scale": float("nan")}, "model.logit_scale is nan.*finite number"),
+    ({"norm_epsilon": float("inf")}, "model.norm_epsilon is inf.*finite number"),
+    ({"init_std": -1.0}, "model.init_std is -1.0"),
+    ({"attention_pattern": ("window",)}, "model.attention_pattern is .*each item is AttentionPattern"),
+    ({"rotary_scaling": "yarn", "position": "rotary"}, "model.rotary_scaling is 'yarn'.*RotaryScaling or None"),
 ]
 
 
@@ -78,7 +87,18 @@ def test_models_that_make_no_sense_are_refused_by_field(changes, message):
     (lambda: OptimizerConfig(label_smoothing=1.0), r"optimizer.label_smoothing is 1.0"),
     (lambda: OptimizerConfig(ema_decay=1.0), r"optimizer.ema_decay is 1.0"),
     (lambda: OptimizerConfig(clip_norm=0.0), r"optimizer.clip_norm is 0.0"),
+    (lambda: OptimizerConfig(learning_rate=float("inf")), r"optimizer.learning_rate is inf.*finite"),
+    (lambda: OptimizerConfig(name="adamw", weight_decay=-0.1), r"optimizer.weight_decay is -0.1"),
+    (lambda: OptimizerConfig(final_learning_rate=-1.0), r"optimizer.final_learning_rate is -1.0"),
     (lambda: TrainConfig(steps=0), r"train.steps is 0"),
+    (lambda: TrainConfig(steps=1e5), r"train.steps is 100000.0.*whole number"),
+    (lambda: TrainConfig(steps="100"), r"train.steps is '100'.*whole number"),
+    (lambda: TrainConfig(seed=-1), r"train.seed is -1"),
+    (lambda: TrainConfig(seed=2**63), r"train.seed is 9223372036854775808"),
+    (lambda: DataConfig(train=3), r"data.train is 3.*a tuple, of which each item is a string"),
+    (lambda: DataConfig(train=("a.en", "a.de")), r"data.train is .*source='generated' reads no files"),
+    (lambda: DataConfig(valid="a.en"), r"data.valid is .*source='generated' reads no files"),
+    (lambda: DataConfig(labels=("a", "b")), r"data.labels is .*classify"),
     (lambda: TrainConfig(samples=-1), r"train.samples is -1"),
     (lambda: DecodeConfig(n_best=5), r"decode.n_best is 5.*beam_size=4"),
     (lambda: DecodeConfig(alpha=-1.0), r"decode.alpha is -1.0"),
@@ -120,6 +140,12 @@ def test_patterns_repeat_over_the_layers():
     config = ModelConfig(vocab_size=8, attention_pattern=[AttentionPattern("window"), AttentionPattern()])
     assert [config.pattern_of(i).kind for i in range(5)] == ["window", "full", "window", "full", "window"]
     assert hash(config) == hash(dataclasses.replace(config))
+
+
+def test_a_single_string_is_one_item_of_a_tuple():
+    config = ModelConfig(vocab_size=8, lora_rank=1, lora_targets="attention/key$")
+    assert config.lora_targets == ("attention/key$",)
+    assert DataConfig(source="text", train="a.txt").train == ("a.txt",)
 
 
 def test_configs_are_frozen_and_replaced_by_parts():

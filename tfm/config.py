@@ -11,7 +11,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from tfm.config_checks import require, require_choices, require_positive, require_rates
+from tfm.config_checks import as_tuple, require, require_choices, require_positive, require_rates, require_types
 from tfm.model_config import (
     Activation,
     AttentionPattern,
@@ -85,14 +85,18 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         for name in ("train", "valid", "test", "tfds_features", "labels"):
-            value = getattr(self, name)
-            object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
+            object.__setattr__(self, name, as_tuple(getattr(self, name)))
+        require_types("data", self)
         require_choices("data", self)
         require_positive("data", self, ("max_length", "tokens_per_batch", "buckets", "vocab_size", "generated_size",
                                          "mean_span"))
         require_rates("data", self, ("mask_rate",))
         require(self.tokens_per_batch >= self.max_length, "data.tokens_per_batch", self.tokens_per_batch,
                 f"a batch must hold one example of max_length={self.max_length} tokens")
+        for name in ("train", "valid", "test") if self.source == "generated" else ():
+            require(not getattr(self, name), f"data.{name}", getattr(self, name),
+                    "source='generated' reads no files: choose data.source='text' or 'tfds'")
+        require(self.task == "classify" or not self.labels, "data.labels", self.labels, "only task='classify' has them")
         require(self.source != "text" or bool(self.train), "data.train", self.train,
                 "source='text' needs the training file(s)")
         require(self.source != "tfds" or bool(self.tfds_name), "data.tfds_name", self.tfds_name,
@@ -125,7 +129,7 @@ class OptimizerConfig:
     beta2: float = 0.98
     epsilon: float = 1e-9
     weight_decay: float = 0.0
-    """adamw, adafactor: decay of kernels and embeddings (not of norms and biases)."""
+    """adamw, adafactor: decay of kernels and embeddings (not of norms and biases), times the learning rate."""
     label_smoothing: float = 0.1
     """Share of the target probability spread over all V classes."""
     accumulate: int = 1
@@ -136,10 +140,12 @@ class OptimizerConfig:
     """Keep an exponential moving average of the parameters."""
 
     def __post_init__(self) -> None:
+        require_types("optimizer", self)
         require_choices("optimizer", self)
         require_positive("optimizer", self, ("learning_rate", "accumulate", "epsilon", "clip_norm"))
         require_rates("optimizer", self, ("beta1", "beta2", "label_smoothing"))
-        require(self.warmup_steps >= 0, "optimizer.warmup_steps", self.warmup_steps, "it cannot be negative")
+        for name in ("warmup_steps", "weight_decay", "final_learning_rate"):
+            require(getattr(self, name) >= 0, f"optimizer.{name}", getattr(self, name), "it cannot be negative")
         require(self.warmup_steps > 0 or self.schedule != "warmup_inverse_sqrt", "optimizer.warmup_steps", 0,
                 "warmup_inverse_sqrt needs at least 1")
         require(self.weight_decay == 0.0 or self.name in ("adamw", "adafactor"), "optimizer.weight_decay",
@@ -175,8 +181,10 @@ class TrainConfig:
     """With init_from. source: its architecture replaces that of the config, but for dropout, adapters and speed."""
 
     def __post_init__(self) -> None:
+        require_types("train", self)
         require_choices("train", self)
         require_positive("train", self, ("steps", "eval_every", "checkpoint_every", "log_every", "keep"))
+        require(0 <= self.seed < 2**63, "train.seed", self.seed, "it must lie in [0, 2^63)")
         for name in ("eval_sentences", "samples"):
             require(getattr(self, name) >= 0, f"train.{name}", getattr(self, name), "it cannot be negative")
 
@@ -197,6 +205,7 @@ class DecodeConfig:
     """Sentences decoded together."""
 
     def __post_init__(self) -> None:
+        require_types("decode", self)
         require_positive("decode", self, ("beam_size", "max_length", "n_best", "batch_size"))
         require(self.alpha >= 0.0, "decode.alpha", self.alpha, "it cannot be negative")
         require(self.n_best <= self.beam_size, "decode.n_best", self.n_best,

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from tfm.config_checks import require, require_choices, require_positive, require_rates
+from tfm.config_checks import as_tuple, require, require_choices, require_positive, require_rates, require_types
 
 Norm = Literal["layer", "rms"]
 NormPosition = Literal["post", "pre"]
@@ -44,7 +44,8 @@ class RotaryScaling:
     """factors: what the frequency of each pair of dimensions is divided by."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "factors", tuple(self.factors))
+        object.__setattr__(self, "factors", as_tuple(self.factors))
+        require_types("model.rotary_scaling", self)
         require_choices("model.rotary_scaling", self)
         require((self.kind == "factors") == bool(self.factors), "model.rotary_scaling.factors", self.factors,
                 "they go together with kind='factors'")
@@ -70,13 +71,14 @@ class AttentionPattern:
     """bigbird: seed of the random blocks."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "global_tokens", as_tuple(self.global_tokens))
+        require_types("model.attention_pattern", self)
         require_choices("model.attention_pattern", self)
         require_positive("model.attention_pattern", self, ("window", "dilation", "block_size"))
         require(self.kind != "longformer" or self.window % 2 == 0, "model.attention_pattern.window", self.window,
                 "longformer's must be even, half of it to each side")
         require(self.random_blocks >= 0, "model.attention_pattern.random_blocks", self.random_blocks,
                 "it cannot be negative")
-        object.__setattr__(self, "global_tokens", tuple(self.global_tokens))
 
 
 @dataclass(frozen=True)
@@ -222,13 +224,14 @@ class ModelConfig:
     """Recompute in the backward pass: nothing, whole layers, or all but the matrix products."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "attention_pattern", tuple(self.attention_pattern))
-        object.__setattr__(self, "lora_targets", tuple(self.lora_targets))
+        for name in ("attention_pattern", "lora_targets"):
+            object.__setattr__(self, name, as_tuple(getattr(self, name)))
+        require_types("model", self)
         require_choices("model", self)
         require_positive("model", self, ("vocab_size", "d_model", "d_ff", "num_heads", "num_kv_heads", "head_dim",
                                           "value_dim", "decoder_d_ff", "decoder_num_heads", "max_positions",
                                           "source_vocab_size", "norm_epsilon", "position_base", "attention_softcap",
-                                          "logit_softcap", "rotary_dim", "shaw_distance", "lora_alpha"))
+                                          "logit_softcap", "rotary_dim", "shaw_distance", "lora_alpha", "init_std"))
         require_rates("model", self, ("dropout_rate", "attention_dropout_rate", "activation_dropout_rate"))
         self._check_stacks()
         self._check_heads()
