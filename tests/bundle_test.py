@@ -1,12 +1,14 @@
 """A run folder as a Bundle: texts in, texts out, and one clear error for each mistake."""
 
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import tfm
 from tfm.bundle import Bundle
+from tfm.decoding.logits import LogitBias
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +96,44 @@ def test_mistakes_get_a_message_that_says_what_would_be_right(tiny_run, bundle, 
         tfm.load(tiny_run, checkpoint=7)
     with pytest.raises(ValueError, match=r"average is 9.*only 3 checkpoints"):
         tfm.load(tiny_run, average=9)
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({"max_length": 2.5}, "generation.max_length is 2.5, but it must be a whole number or None"),
+    ({"stop": "User:"}, "generation.stop is 'User:', but it must be a tuple"),
+    ({"temperature": np.inf}, "generation.temperature is inf, but it must be a finite number"),
+    ({"early_stopping": "always"}, "early_stopping is 'always', but it must be True, False or 'never'"),
+    ({"early_stopping": True, "beam_size": 2}, "early_stopping is True, but it goes with length_penalty"),
+    ({"cache_dtype": "float16"}, "cache_dtype is 'float16', but it must be"),
+    ({"beam_size": 2, "groups": 0}, "groups is 0, but it must be above 0"),
+    ({"beam_size": 2, "groups": 2, "n_best": 2, "diversity": -1.0}, "diversity is -1.0, but it cannot be negative"),
+    ({"temperature": 1.0, "seed": 2**70}, "seed is 1180591620717411303424"),
+    ({"suppress": [99999]}, r"suppress is \(99999,\), but ids must lie in \[0, "),
+    ({"stop": ["a"]}, "stop is .*'a'.*, but it acts on texts, not ids: use generate"),
+    ({"temperature": 1.0, "mbr": 3}, "mbr is 3, but it acts on texts, not ids: use generate"),
+    ({"eos_id": "2"}, "eos_id is '2': expected an id, some ids, or None"),
+])
+def test_an_option_that_would_do_nothing_or_harm_is_named(bundle, options, message):
+    with pytest.raises(ValueError, match=message):
+        bundle.generate_ids([[5, 6]], **options)
+
+
+@pytest.mark.parametrize(("name", "value"), [("prefix", "a"), ("bad_words", ["a"]), ("phrases", ["a"])])
+def test_texts_among_the_options_need_a_tokenizer(bundle, name, value):
+    with pytest.raises(ValueError, match=f"{name} is .*'a'.*, but it is a text, and this checkpoint has no tokenizer"):
+        replace(bundle, tokenizer=None).generate_ids([[5, 6]], beam_size=2, **{name: value})
+
+
+def test_numbers_may_be_numpy_s(bundle):
+    plain = bundle.generate_ids([[5, 6]], max_length=4, beam_size=3, suppress=[7, 8], eos_id=9)
+    assert plain == bundle.generate_ids([[5, 6]], max_length=np.int32(4), beam_size=np.int64(3),
+                                        suppress=np.array([7, 8]), eos_id=np.int64(9))
+
+
+def test_a_negative_end_is_none(bundle):
+    last = bundle.model.vocab_size - 1  # where an index of -1 would point
+    likely = replace(bundle, special=replace(bundle.special, reweight=(LogitBias(((last, 99.0),)),)))
+    assert likely.generate_ids([[5, 6]], max_length=4, beam_size=2, eos_id=-1) == [[last] * 4]
 
 
 def test_a_run_without_its_tokenizer_says_so(tiny_run, tmp_path):

@@ -15,6 +15,7 @@ import pytest
 from tfm import batching, inference
 from tfm.config import ModelConfig
 from tfm.decoding import session
+from tfm.decoding.logits import Suppress
 from tfm.inference import Search, bucket, embed, generate, score_pairs, stream
 from tfm.models import build, init_params
 from tfm.models.stepper import prepare
@@ -254,6 +255,13 @@ assert len(set(scores[:10].round(3))) >= 5
     subprocess.run([sys.executable, "-c", script], check=True, env=environment)
 
 
+@pytest.mark.parametrize("how", [{}, {"beam_size": 3, "n_best": 2}, {"beam_size": 2, "length_penalty": 1.0}])
+def test_where_no_token_is_possible_a_row_has_one_empty_result(how, rows):
+    nothing = Suppress(tuple(range(TRANSLATOR.vocab_size)))
+    found = run(TRANSLATOR, rows, Search(eos_ids=(EOS,), allow=(nothing,), **how))
+    assert [[(h.ids, h.log_probs, h.finished) for h in row] for row in found] == [[([], [], False)]] * len(rows)
+
+
 def test_embeddings_do_not_depend_on_neighbours_and_have_length_one(rows):
     config = replace(TRANSLATOR, decoder_layers=0, encoder_layers=1)
     params = init_params(config, jax.random.key(0))
@@ -272,6 +280,19 @@ def test_a_learned_position_table_bounds_prompt_and_output():
     assert all(np.isfinite(best.log_probs))
     with pytest.raises(ValueError, match=r"length of row 0 is 11.*10 positions"):
         generate(config, {}, [[3] * 11], Search(), limits=[1], start_id=START)
+
+
+def test_only_what_a_model_can_read_is_scored():
+    config = replace(WRITER, position="learned", max_positions=10)
+    params = sharp_params(config)
+    (fits,) = score_pairs(config, params, [[3] * 6], [[4] * 4], start_id=START)
+    assert np.isfinite(fits).all()
+    with pytest.raises(ValueError, match=r"length of row 0 is 11.*10 positions"):
+        score_pairs(config, params, [[3] * 6], [[4] * 5], start_id=START)
+    with pytest.raises(ValueError, match=r"model.decoder_layers is 0, but scoring needs a decoder"):
+        score_pairs(replace(TRANSLATOR, decoder_layers=0), {}, [[3]], [[4]], start_id=START)
+    with pytest.raises(ValueError, match=r"targets is 2, but there are 1 sources"):
+        score_pairs(config, params, [[3]], [[4], [5]], start_id=START)
 
 
 @pytest.mark.parametrize(("options", "message"), [

@@ -15,6 +15,7 @@ from tfm.config import Config, ModelConfig, require
 from tfm.data.tokenizer import Tokenizer, load_tokenizer
 from tfm.decoding import Accepted, minimum_bayes_risk
 from tfm.decoding.logits import BelowSize
+from tfm.decoding.state import eos_ids
 from tfm.decoding.text import before_possible_stop, cut_at_stop, settled
 from tfm.generation import GenerationOptions, make_options
 from tfm.inference import classify, embed, generate, score_pairs, stream
@@ -166,7 +167,10 @@ class Bundle:
         Raises:
             ValueError: options that do not exist or cannot work together, or rows that the model cannot take.
         """
-        return self.run(rows, self.filled(make_options(options)), eos_id=eos_id, progress=progress, scored=scored)
+        chosen = make_options(options)
+        for name in ("stop", "mbr"):
+            require(not getattr(chosen, name), name, getattr(chosen, name), "it acts on texts, not ids: use generate")
+        return self.run(rows, self.filled(chosen), eos_id=eos_id, progress=progress, scored=scored)
 
     def run(self, rows: Rows, options: GenerationOptions, *, eos_id: int | Sequence[int] | None = None,
             draft: Bundle | None = None, progress: Callable[[int], None] | None = None,
@@ -204,9 +208,14 @@ class Bundle:
 
     def _search(self, options: GenerationOptions, eos_id: int | Sequence[int] | None, scored: bool) -> Search:
         special = self.special
-        eos_ids = special.eos_ids if eos_id is None else (eos_id,) if isinstance(eos_id, int) else tuple(eos_id)
+        for name in ("prefix", "phrases", "bad_words"):
+            require(not getattr(options, name) or self.tokenizer is not None, name, getattr(options, name),
+                    "it is a text, and this checkpoint has no tokenizer")
+        require(all(0 <= i < self.model.vocab_size for i in options.suppress), "suppress", options.suppress,
+                f"ids must lie in [0, {self.model.vocab_size})")
         encode = None if self.tokenizer is None else self.tokenizer.encode_target
-        search = options.search(eos_ids=eos_ids, pad_id=special.pad_id, reweight=special.reweight,
+        ends = special.eos_ids if eos_id is None else eos_ids(eos_id)
+        search = options.search(eos_ids=ends, pad_id=special.pad_id, reweight=special.reweight,
                                 allow=(*special.allow, *self._padded_rows()), encode=encode)
         return replace(search, scored=scored or not search.token_by_token)
 
@@ -239,6 +248,7 @@ class Bundle:
             ValueError: as for `generate`, or beam_size above 1.
         """
         chosen = self.filled(make_options({"beam_size": 1, **options}))
+        require(chosen.mbr == 0, "mbr", chosen.mbr, "a stream is one sample: use generate")
         row, shown = self.source_ids(text, too_long=too_long), ""
         whole = ""
         for result in stream(self.model, self.prepared, row, self._search(chosen, None, scored=False),

@@ -181,9 +181,9 @@ def special_fields(config: ModelConfig, settings: GenerationSettings, tokenizer:
 def _defaults(settings: GenerationSettings) -> dict[str, Any]:
     """The fields of `GenerationOptions` that the checkpoint sets."""
     return {"beam_size": settings.num_beams, "length_penalty": settings.length_penalty,
-            "early_stopping": settings.early_stopping, "min_length": settings.min_length,
-            "max_length": settings.max_length, "no_repeat_ngram": settings.no_repeat_ngram,
-            "repetition_penalty": settings.repetition_penalty}
+            "early_stopping": settings.early_stopping, "renormalize": settings.renormalize,
+            "min_length": settings.min_length, "max_length": settings.max_length,
+            "no_repeat_ngram": settings.no_repeat_ngram, "repetition_penalty": settings.repetition_penalty}
 
 
 def _allow(settings: GenerationSettings, eos_ids: tuple[int, ...]) -> tuple[Any, ...]:
@@ -191,9 +191,9 @@ def _allow(settings: GenerationSettings, eos_ids: tuple[int, ...]) -> tuple[Any,
     if settings.suppressed_ids:
         rules.append(Suppress(settings.suppressed_ids))
     if settings.begin_suppressed_ids:
-        rules.append(SuppressFirst(settings.begin_suppressed_ids))
-    if settings.bad_words:
-        rules.append(BadWords(settings.bad_words))
+        rules.append(SuppressFirst(settings.begin_suppressed_ids, after=0 if settings.forced_bos_id is None else 1))
+    if words := tuple(word for word in settings.bad_words if word not in [(i,) for i in eos_ids]):  # as transformers
+        rules.append(BadWords(words))
     if settings.min_total:
         rules.append(MinLength(settings.min_total, eos_ids, prompt=True))
     return tuple(rules)

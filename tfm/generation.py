@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
 
+import numpy as np
+
 from tfm.config import DecodeConfig, require
+from tfm.config_checks import require_types
 from tfm.config_json import unknown_field
 from tfm.decoding import logits as rules
 from tfm.decoding.power_beam import Early
@@ -29,6 +32,9 @@ class GenerationOptions:
     early_stopping: Early | None = None
     """With length_penalty: stop when beam_size outputs are finished (True), when the best unfinished one is no better
     at its present length (False), or when it cannot become better (never). None: the checkpoint's own, or False."""
+    renormalize: bool | None = None
+    """With length_penalty: let the probabilities that the rules leave of each next token sum to 1 again. None: the
+    checkpoint's own, or False."""
     n_best: int = 1
     """Hypotheses returned for each input; at most beam_size."""
     max_length: int | None = None
@@ -83,10 +89,11 @@ class GenerationOptions:
     """Of sampling."""
 
     def __post_init__(self) -> None:
-        for name in ("beam_size", "n_best", "batch_size", "max_length"):
+        require_types("generation", self)
+        for name in ("beam_size", "n_best", "batch_size", "max_length", "groups"):
             value = getattr(self, name)
             require(value is None or value > 0, name, value, "it must be above 0")
-        for name in ("min_length", "no_repeat_ngram", "lookup", "draft_length", "mbr"):
+        for name in ("min_length", "no_repeat_ngram", "lookup", "draft_length", "mbr", "diversity"):
             require((getattr(self, name) or 0) >= 0, name, getattr(self, name), "it cannot be negative")
         require(self.max_length is None or (self.min_length or 0) <= self.max_length, "min_length", self.min_length,
                 f"it can be at most max_length={self.max_length}")
@@ -97,6 +104,11 @@ class GenerationOptions:
         require(self.mbr == 0 or (self.temperature > 0.0 and self.n_best == 1), "mbr", self.mbr,
                 "it chooses one of several samples: set temperature above 0 and n_best=1")
         require(self.diversity == 0.5 or self.groups > 1, "diversity", self.diversity, "it needs groups above 1")
+        require(-(2**63) <= self.seed < 2**63, "seed", self.seed, "it must lie in [-2^63, 2^63)")
+        require(self.early_stopping in (None, True, False, "never"), "early_stopping", self.early_stopping,
+                "it must be True, False or 'never'")
+        require(self.cache_dtype in (None, "float32", "bfloat16", "int8"), "cache_dtype", self.cache_dtype,
+                "it must be 'float32', 'bfloat16' or 'int8'")
         require(self.n_best == 1 or not self.stop, "stop", self.stop, f"it does not go with n_best={self.n_best}")
         self.search(eos_ids=(), pad_id=0)
 
@@ -124,13 +136,17 @@ class GenerationOptions:
             found["min_length"] = min(found["min_length"], self.max_length)
         missing = {name: value for name, value in found.items() if getattr(self, name) is None}
         try:
-            return dataclasses.replace(self, **missing)
+            chosen = dataclasses.replace(self, **missing)
         except ValueError as error:
             taken = [f"{name}={value!r}" for name, value in missing.items() if name in str(error)]
             if not taken:
                 raise
             raise ValueError(f"{error}; the model's own settings (generation_config.json, config.json) say "
                              f"{', '.join(taken)}") from error
+        for name in ("early_stopping", "renormalize"):
+            require(getattr(self, name) is None or chosen.length_penalty is not None, name, getattr(self, name),
+                    "it goes with length_penalty, and alpha is used here")
+        return chosen
 
     def search(self, *, eos_ids: tuple[int, ...], pad_id: int, reweight: Sequence[Any] = (), allow: Sequence[Any] = (),
                encode: Callable[[str], list[int]] | None = None) -> Search:
@@ -153,9 +169,10 @@ class GenerationOptions:
         return Search(
             beam_size=self.n_best if self.beam_size is None else self.beam_size,
             alpha=0.0 if self.alpha is None else self.alpha, length_penalty=self.length_penalty,
-            early_stopping=self.early_stopping or False, n_best=self.n_best, temperature=self.temperature,
-            top_k=self.top_k, top_p=self.top_p, min_p=self.min_p, typical_p=self.typical_p, eos_ids=eos_ids,
-            pad_id=pad_id, reweight=(*reweight, *self._reweight()), allow=tuple(allow),
+            early_stopping=self.early_stopping or False, renormalize=self.renormalize or False, n_best=self.n_best,
+            temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p,
+            typical_p=self.typical_p, eos_ids=eos_ids, pad_id=pad_id,
+            reweight=(*reweight, *self._reweight()), allow=tuple(allow),
             groups=self.groups, diversity=self.diversity,
             phrases=() if encode is None else tuple(tuple(encode(phrase)) for phrase in self.phrases),
             cache_dtype=self.cache_dtype, coverage=self.coverage, lookup=self.lookup, draft=self.draft_length)
@@ -200,8 +217,10 @@ def make_options(options: dict[str, Any]) -> GenerationOptions:
     for name in options:
         if name not in known:
             raise ValueError(unknown_field(name, known))
-    return GenerationOptions(**{name: _tuple(value) for name, value in options.items() if value is not None})
+    return GenerationOptions(**{name: _plain(value) for name, value in options.items() if value is not None})
 
 
-def _tuple(value: Any) -> Any:
+def _plain(value: Any) -> Any:
+    """A list as a tuple, NumPy's numbers and arrays as Python's."""
+    value = value.tolist() if isinstance(value, np.generic | np.ndarray) else value
     return tuple(value) if isinstance(value, list) else value

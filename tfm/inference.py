@@ -217,7 +217,7 @@ def _loop(config: ModelConfig, search: Search) -> Any:
                            each=search.n_best // search.groups, **rules)
     if search.length_penalty is not None:
         return PowerBeam(beam_size=size, n_best=search.n_best, power=search.length_penalty,
-                         early_stopping=search.early_stopping, **rules)
+                         early_stopping=search.early_stopping, renormalize=search.renormalize, **rules)
     return Beam(beam_size=size, n_best=search.n_best, coverage=search.coverage, **rules)
 
 
@@ -233,7 +233,7 @@ def _results(found: Hypotheses, place: int, search: Search) -> list[Result]:
     for n in range(search.n_best):
         at: Any = (place, n) if search.beam_size > 1 else place
         length = int(found.lengths[at])
-        if search.beam_size > 1 and not np.isfinite(found.scores[at]):
+        if n > 0 and not np.isfinite(found.scores[at]):  # the first is empty where no token was possible at all
             continue
         ids = found.ids[at][:length].tolist()
         hypotheses.append(Result(ids[:-1] if ids and ids[-1] in search.eos_ids else ids, float(found.scores[at]),
@@ -300,10 +300,14 @@ def score_pairs(config: ModelConfig, params: Any, sources: Rows, targets: Rows, 
     Returns:
         For each row a list of log-probabilities, one for each target id.
     """
+    require(not config.is_encoder_only, "model.decoder_layers", 0, "scoring needs a decoder")
+    require(len(sources) == len(targets), "the number of targets", len(targets), f"there are {len(sources)} sources")
     check_rows(config, sources, config.source_vocab_size or config.vocab_size)
     check_rows(config, targets, config.vocab_size)
     scores: list[list[float]] = [[] for _ in sources]
     joint = [list(s) + list(t) for s, t in zip(sources, targets, strict=True)]
+    if config.is_decoder_only:
+        check_rows(config, joint, config.vocab_size)
     inputs = sources if config.is_encoder_decoder else joint
     for numbers, ids, mask in batches(inputs, batch_size):
         padded = numbers + [numbers[0]] * (len(ids) - len(numbers))

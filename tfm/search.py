@@ -20,6 +20,8 @@ class Search:
     """Beams as `power_beam_search` has them; None: as `beam_search`, with `alpha`."""
     early_stopping: Early = False
     """With length_penalty: when a row stops."""
+    renormalize: bool = False
+    """With length_penalty: whether the probabilities that the rules leave sum to 1 again."""
     n_best: int = 1
     temperature: float = 0.0
     """0: the most probable token."""

@@ -3,7 +3,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tfm.decoding import beam_search, greedy, length_penalty, score
+from tfm.decoding import (
+    beam_search,
+    diverse_beam_search,
+    greedy,
+    length_penalty,
+    lexical_beam_search,
+    score,
+)
+from tfm.decoding.logits import counts
+from tfm.decoding.power_beam import power_beam_search
 
 EOS = 2
 
@@ -162,6 +171,29 @@ def test_fewer_hypotheses_than_asked_for():
     assert found.lengths[0].tolist() == [1, 0]
     assert found.scores[0].tolist() == [0.0, -np.inf]
     assert found.finished[0].tolist() == [True, False]
+
+
+@pytest.mark.parametrize("search, settings", [
+    (beam_search, {"alpha": 1.0}), (power_beam_search, {"power": 1.0}), (diverse_beam_search, {"groups": 2}),
+    (lexical_beam_search, {"phrases": jnp.zeros((2, 1, 1), jnp.int32)})])
+def test_where_the_rules_allow_no_further_token_the_text_so_far_is_given(search, settings):
+    """Of three words none may come twice, and the end is forbidden: each beam gets stuck at a permutation of them."""
+    probabilities = jnp.log(jnp.array([0.5, 0.3, 0.1, 0.1]))
+
+    def step(tokens, cache):
+        return probabilities + jnp.zeros((*tokens.shape, 1)), cache
+
+    def once(history):
+        return (counts(history.tokens, 4) == 0) & (jnp.arange(4) < 3)
+
+    found = jax.jit(lambda p: search(step, None, p, beam_size=4, n_best=2, max_length=6, eos_id=3, allow=(once,),
+                                     seen=jnp.full((2, 1), -1), **settings))(jnp.array([[3], [3]]))
+    assert found.lengths.tolist() == [[3, 3]] * 2 and not found.finished.any()
+    assert np.sort(found.ids[..., :3], axis=-1).tolist() == [[[0, 1, 2]] * 2] * 2
+    np.testing.assert_allclose(found.log_probs.sum(-1), np.log(0.5 * 0.3 * 0.1), atol=1e-5)
+    nothing = search(step, None, jnp.array([[3], [3]]), beam_size=4, n_best=2, max_length=6, eos_id=3,
+                     allow=(lambda history: jnp.zeros((1, 4), bool),), **settings)
+    assert nothing.lengths.tolist() == [[0, 0]] * 2 and (nothing.scores == -np.inf).all()
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,18 @@ def test_a_row_with_its_own_key_does_not_depend_on_the_batch(toy):
     assert len({tuple(ids) for ids in np.asarray(run(np.ones((5, 1), int), key=keys).ids).tolist()}) > 1
 
 
+@pytest.mark.parametrize("temperature", [1e-6, 1e-10, 1e-30])
+def test_a_temperature_near_zero_takes_the_most_probable_token(temperature):
+    logits = np.random.default_rng(0).normal(size=(64, 300)).astype(np.float32) * 5
+
+    @jax.jit
+    def search(logits):
+        return sample(lambda tokens, cache: (logits, cache), None, jnp.ones((64, 1), jnp.int32), max_length=1,
+                      key=jax.random.key(0), temperature=temperature, eos_id=None)
+
+    np.testing.assert_array_equal(search(logits).ids[:, 0], logits.argmax(-1))
+
+
 def test_temperature_zero_is_greedy(toy):
     model = toy(vocab=9, seed=3)
     prompts = np.arange(5)[:, None]

@@ -40,8 +40,9 @@ def test_lengths_count_the_first_input_of_a_decoder_or_the_prompt():
     assert (settings.min_length, settings.max_length, settings.max_total) == (4, 8, None)
     settings = settings_from({"min_length": 5, "max_length": 9})
     assert (settings.min_total, settings.max_total, settings.max_length) == (5, 9, None)
-    settings = settings_from({"min_new_tokens": 5, "max_new_tokens": 9, "max_length": 20})
-    assert (settings.min_length, settings.max_length, settings.max_total) == (5, 9, None)
+    settings = settings_from({"min_new_tokens": 5, "max_new_tokens": 9, "min_length": 7, "max_length": 20})
+    assert (settings.min_length, settings.min_total, settings.max_length, settings.max_total) == (5, 0, 9, None)
+    assert settings_from({"is_encoder_decoder": True, "min_length": 5, "min_new_tokens": 0}).min_length == 0
 
 
 @pytest.mark.parametrize("name, value", [("num_beam_groups", 2), ("encoder_no_repeat_ngram_size", 3),
@@ -87,7 +88,7 @@ def test_rules_become_defaults_of_the_bundle():
              "min_length": 56, "max_length": 142, "repetition_penalty": 1.5}
     found = special_fields(presets.tiny(), settings_from({**MARIAN, **rules}), None)
     assert dict(found["defaults"]) == {"beam_size": 4, "length_penalty": 2.0, "early_stopping": True,
-                                       "no_repeat_ngram": 3, "min_length": 55, "max_length": 141,
+                                       "renormalize": False, "no_repeat_ngram": 3, "min_length": 55, "max_length": 141,
                                        "repetition_penalty": 1.5}
 
 
@@ -105,6 +106,7 @@ def test_a_clash_with_what_the_caller_asks_for_says_whose_the_numbers_are():
 def test_settings_come_back_as_they_went(pair):
     values = {**MARIAN, "is_encoder_decoder": pair, "model_type": "marian" if pair else "llama", "num_beams": 3,
               "suppress_tokens": [3, 4], "length_penalty": 0.0, "early_stopping": "never", "min_length": 4,
-              "max_length": 30, "no_repeat_ngram_size": 2, "repetition_penalty": 1.2, "do_sample": True, "top_k": 5}
+              "max_length": 30, "no_repeat_ngram_size": 2, "repetition_penalty": 1.2, "do_sample": True, "top_k": 5,
+              "renormalize_logits": True}
     settings = settings_from(values)
     assert settings_from({**settings_attributes(settings, pair=pair), "model_type": values["model_type"]}) == settings

@@ -49,8 +49,11 @@ SETTINGS = {
     "rules": {**BEAMS, "length_penalty": 2.0, "early_stopping": True, "min_new_tokens": 3, "max_new_tokens": 5,
               "no_repeat_ngram_size": 2, "repetition_penalty": 1.3, "forced_eos_token_id": END,
               "suppress_tokens": [33]},
+    "renormalized": {**BEAMS, "renormalize_logits": True, "bad_words_ids": [[END], [8], [14, 11]], "min_length": 20,
+                     "min_new_tokens": 3, "no_repeat_ngram_size": 2, "begin_suppress_tokens": [17, 21, 33],
+                     "forced_eos_token_id": END},
 }
-QUICK = {("marian", "rules"), ("mistral", "greedy")}
+QUICK = {("marian", "rules"), ("marian", "renormalized"), ("mistral", "greedy")}
 
 
 def teach(model, steps=150):

@@ -177,7 +177,7 @@ class Beam:
     def result(self, state: BeamState) -> Hypotheses:
         """The n best so far: finished ones first, then live ones; each kind best first."""
         lengths = jnp.sum(state.live.ids >= 0, axis=-1, dtype=jnp.int32)
-        live = replace(state.live, scores=state.live.scores / length_penalty(lengths, self.alpha))
+        live = replace(state.live, scores=self._score(state.live.scores, lengths))
         live = live.take(*lax.top_k(live.scores, self.n_best)[::-1])
         finished = state.ended.scores > -jnp.inf
         places = jnp.arange(self.n_best) - jnp.sum(finished, axis=-1, keepdims=True)
@@ -234,14 +234,16 @@ class Beam:
         ended = self._end(state, allowed, changed_z, (tokens, parents, sums), own)
         live = state.live.take(parents, sums).append(tokens, own(parents, tokens), state.count)
         count = state.count + 1
+        # Where nothing has ended and no token is possible, what there is stays as it is.
+        stuck = jnp.all(live.scores == -jnp.inf, axis=-1) & (ended.scores[:, 0] == -jnp.inf)
         enough = self._enough(state, live, ended)
         new = replace(
             state,
-            live=_where(state.done, state.live, live) if width == live.scores.shape[1] else live,
+            live=_where(state.done | stuck, state.live, live) if width == live.scores.shape[1] else live,
             ended=_where(state.done, state.ended, ended),
             attended=jax.tree.map(lambda x: jnp.take_along_axis(x, parents[..., None], axis=1), state.attended),
             count=count,
-            done=state.done | self._settled(enough) | (count >= state.limit),
+            done=state.done | self._settled(enough | stuck) | (count >= state.limit),
         )
         return new, parents
 
@@ -255,6 +257,10 @@ class Beam:
         # The best a live hypothesis can reach: its sum over the penalty of the limit (of the next length if alpha < 0).
         largest = jnp.maximum(length_penalty(state.limit, self.alpha), length_penalty(state.count + 2, self.alpha))
         return ended.scores[:, -1] >= jnp.max(live.scores, axis=-1) / largest
+
+    def _score(self, sums: jax.Array, length: jax.Array) -> jax.Array:
+        """What hypotheses are compared by, from their summed log-probabilities and lengths."""
+        return sums / length_penalty(length, self.alpha)
 
     def _settled(self, enough: jax.Array) -> jax.Array:
         """The rows [B] that may stop, given those whose results cannot change any more."""
@@ -286,7 +292,7 @@ class Beam:
             return state.ended
         tokens, beams, sums = self._endings(state, scores, log_z)
         sums, ends = jnp.where(self._may_end(sums, continued[2]), sums, -jnp.inf), len(self.eos_ids)
-        scores = sums / length_penalty(state.count + 1, self.alpha)
+        scores = self._score(sums, state.count + 1)
         if state.attended is not None and state.source_mask is not None:
             scores += jnp.repeat(self.coverage * coverage_penalty(state.attended, state.source_mask), ends, axis=1)
         ended = state.live.take(beams, scores).append(tokens, own(beams, tokens), state.count)
@@ -411,7 +417,8 @@ def beam_search(
     Returns:
         Hypotheses, which unpack as ids [B, n_best, L], scores [B, n_best], finished [B, n_best]: all distinct, finished
         ones first, each kind best first. Those cut off at the limit follow where fewer than n_best finished; where not
-        even these suffice, the rest has score -inf and length 0.
+        even these suffice, the rest has score -inf and length 0. Where nothing finished and the rules allow no further
+        token, what there is counts as cut off.
 
     Raises:
         ValueError: for a prompt, limit or beam size that does not fit.

@@ -141,12 +141,13 @@ class Suppress:
 
 @dataclass(frozen=True)
 class SuppressFirst:
-    """None of these ids as the first new token."""
+    """None of these ids as the first new token, or as the one behind `after` new tokens."""
 
     ids: tuple[int, ...]
+    after: int = 0
 
     def __call__(self, history: History) -> jax.Array:
-        return (_count(history) > 0) | ~_among(self.ids, history.vocab_size)
+        return (_count(history) != self.after) | ~_among(self.ids, history.vocab_size)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
+from tfm.decoding import select
 from tfm.decoding.beam import Beam, Beams, BeamState, _history
 from tfm.decoding.loop import Allow, Reweight, adjusted
 from tfm.decoding.state import Cache, Hypotheses, Step, eos_ids, is_eos
@@ -25,15 +26,18 @@ class PowerBeam(Beam):
 
     power: float = 1.0
     early_stopping: Early = False
+    renormalize: bool = False
 
     @property
     def kept(self) -> int:
         return self.beam_size
 
     def _reweighted(self, state: BeamState, logits: jax.Array, log_z: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The rules change log-probabilities, which need not sum to 1 afterwards."""
-        changed = adjusted(logits - log_z[:, None], self.reweight, (), partial(_history, state))
-        return changed, jnp.zeros_like(log_z)
+        """The rules change log-probabilities, whose probabilities sum to 1 afterwards only with `renormalize`."""
+        allow = self.allow if self.renormalize else ()
+        changed = adjusted(logits - log_z[:, None], self.reweight, allow, partial(_history, state))
+        total = select.log_sum_exp(changed) if self.renormalize else jnp.zeros_like(log_z)
+        return changed, jnp.where(jnp.isfinite(total), total, 0.0)
 
     def _end(
         self,
@@ -78,6 +82,7 @@ def power_beam_search(
     beam_size: int,
     power: float = 1.0,
     early_stopping: Early = False,
+    renormalize: bool = False,
     eos_id: int | Sequence[int] | None,
     n_best: int = 1,
     pad_id: int = 0,
@@ -93,7 +98,8 @@ def power_beam_search(
         power: `length_penalty` there; above 0 it favours longer hypotheses.
         early_stopping: when a row with K finished hypotheses stops. True: at once. False: when the best live one, at
             its present length, is no better than the worst of them. "never": when it cannot become better.
-        reweight: functions that change log-probabilities, which are not normalised again.
+        renormalize: let the probabilities that the rules leave of each next token sum to 1 again.
+        reweight: functions that change log-probabilities.
         **options: max_length, seen, buffer_length and prefill_chunk of `beam_search`.
 
     Returns:
@@ -109,5 +115,5 @@ def power_beam_search(
     Reference: Wolf et al., 2020, "Transformers: State-of-the-Art Natural Language Processing"; its `_beam_search`.
     """
     search = PowerBeam(eos_ids(eos_id), pad_id, 0.0, tuple(reweight), tuple(allow), beam_size, n_best, power=power,
-                       early_stopping=early_stopping)
+                       early_stopping=early_stopping, renormalize=renormalize)
     return search.run(step, cache, prompt, **options)

@@ -10,6 +10,9 @@ from tfm.decoding import select, truncation
 from tfm.decoding.loop import Allow, Reweight, TokenSearch, TokenState
 from tfm.decoding.state import Cache, Hypotheses, Step, eos_ids
 
+NARROW = 1e-2
+"""Below this temperature the quotients are so large that their rounding would count, unless the best one is 0."""
+
 
 @dataclass(frozen=True)
 class Sample(TokenSearch):
@@ -50,6 +53,9 @@ class Sample(TokenSearch):
 
     def truncated(self, scores: jax.Array) -> jax.Array:
         """The logits that tokens are drawn from: temperature, then top-k, typical, top-p, min-p."""
+        if self.temperature < NARROW:
+            best = jnp.max(scores, axis=-1, keepdims=True)
+            scores = scores - jnp.where(jnp.isfinite(best), best, 0.0)
         scores = scores / self.temperature
         if self.top_k is not None:
             scores = truncation.top_k(scores, self.top_k)

@@ -147,7 +147,10 @@ def last_logits(logits: jax.Array) -> jax.Array:
 
 def eos_ids(eos_id: int | Sequence[int] | None) -> tuple[int, ...]:
     """The ids that end a hypothesis as a tuple; negative ones, which no token has, are left out."""
-    ids = () if eos_id is None else tuple(operator.index(i) for i in np.atleast_1d(np.asarray(eos_id, object)))
+    try:
+        ids = () if eos_id is None else tuple(operator.index(i) for i in np.atleast_1d(np.asarray(eos_id, object)))
+    except TypeError as error:
+        raise ValueError(f"eos_id is {eos_id!r}: expected an id, some ids, or None") from error
     return tuple(i for i in ids if i >= 0)
 
 

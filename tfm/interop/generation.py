@@ -39,13 +39,13 @@ _KNOWN = frozenset({
     *_NEUTRAL, *_SAMPLING, "bad_words_ids", "begin_suppress_tokens", "bos_token_id", "decoder_start_token_id",
     "do_sample", "early_stopping", "eos_token_id", "forced_bos_token_id", "forced_eos_token_id", "length_penalty",
     "max_length", "max_new_tokens", "min_length", "min_new_tokens", "no_repeat_ngram_size", "num_beams",
-    "pad_token_id", "repetition_penalty", "suppress_tokens",
+    "pad_token_id", "renormalize_logits", "repetition_penalty", "suppress_tokens",
     "_from_model_config", "assistant_confidence_threshold", "assistant_early_exit", "assistant_ensemble_weight",
     "assistant_lookbehind", "cache_config", "cache_implementation", "compile_config", "continuous_batching_config",
     "disable_compile", "is_assistant", "low_memory", "max_cache_len", "max_matching_ngram_size", "max_time",
     "num_assistant_tokens", "num_assistant_tokens_schedule", "num_return_sequences", "output_attentions",
     "output_hidden_states", "output_logits", "output_scores", "prefill_chunk_size", "remove_invalid_values",
-    "renormalize_logits", "return_dict_in_generate", "speculation_type", "target_lookbehind", "transformers_version",
+    "return_dict_in_generate", "speculation_type", "target_lookbehind", "transformers_version",
     "use_cache", "use_mtp", "is_encoder_decoder", "model_type",
 })
 
@@ -75,6 +75,8 @@ class GenerationSettings:
     """Beam search compares sums divided by length ** length_penalty."""
     early_stopping: bool | Literal["never"] = False
     """When a beam search stops; see `tfm.decoding.power_beam`."""
+    renormalize: bool = False
+    """Whether the probabilities that the rules leave sum to 1 again, for beam search."""
     min_length: int = 0
     """Least new tokens before an end."""
     min_total: int = 0
@@ -143,7 +145,8 @@ def settings_from(values: dict[str, Any], *, pair: bool | None = None) -> Genera
         start = values.get("pad_token_id", 0)
     if pair is None:
         pair = bool(values.get("is_encoder_decoder")) or values.get("model_type") in PAIRS
-    least, most = values.get("min_length") or 0, values.get("max_length")
+    # min_length and max_length count the decoder's first input, or the prompt; the settings of new tokens go first
+    least, most, new = values.get("min_length") or 0, values.get("max_length"), values.get("min_new_tokens")
     return GenerationSettings(
         eos_ids=_ids(values.get("eos_token_id")), pad_id=values.get("pad_token_id"), bos_id=values.get("bos_token_id"),
         # forced behind one token only: the decoder's first input, which a decoder alone does not have
@@ -153,8 +156,9 @@ def settings_from(values: dict[str, Any], *, pair: bool | None = None) -> Genera
         bad_words=tuple(tuple(word) for word in values.get("bad_words_ids") or ()),
         num_beams=values.get("num_beams") or 1, length_penalty=_default(values.get("length_penalty"), 1.0),
         early_stopping=values.get("early_stopping") or False,
-        # min_length and max_length count the decoder's first input, or the prompt
-        min_length=values.get("min_new_tokens") or (max(least - 1, 0) if pair else 0), min_total=0 if pair else least,
+        renormalize=values.get("renormalize_logits") or False,
+        min_length=new if new is not None else max(least - 1, 0) if pair else 0,
+        min_total=least if new is None and not pair else 0,
         max_length=values.get("max_new_tokens") or (most - 1 if pair and most else None),
         max_total=None if pair or values.get("max_new_tokens") else most,
         no_repeat_ngram=values.get("no_repeat_ngram_size") or 0,
@@ -197,6 +201,7 @@ def settings_attributes(settings: GenerationSettings, *, pair: bool) -> dict[str
         "num_beams": (settings.num_beams, plain.num_beams),
         "length_penalty": (settings.length_penalty, plain.length_penalty),
         "early_stopping": (settings.early_stopping, plain.early_stopping),
+        "renormalize_logits": (settings.renormalize, plain.renormalize),
         "min_length": (settings.min_length + 1 if pair and settings.min_length else settings.min_total, 0),
         "min_new_tokens": (0 if pair else settings.min_length, 0),
         "max_length": (most, None),
