@@ -150,7 +150,7 @@ def _features(
     B, T, H, D = q.shape
     K = key.shape[2]
     q = q.reshape(B, T, K, H // K, D).transpose(0, 2, 3, 1, 4)
-    return q, k.transpose(0, 2, 1, 3)[:, :, None], v.transpose(0, 2, 1, 3)[:, :, None]
+    return vary_alike((q, k.transpose(0, 2, 1, 3)[:, :, None], v.transpose(0, 2, 1, 3)[:, :, None]))
 
 
 def _with_ones(v: jax.Array) -> jax.Array:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from tfm.ops.products import contract, row_product
+from tfm.ops.tokens import vary_alike
 
 
 def label_smoothed_cross_entropy(logits: jax.Array, targets: jax.Array, *, smoothing: float = 0.0,
@@ -75,7 +76,7 @@ def fused_cross_entropy(hidden: jax.Array, embedding: jax.Array, targets: jax.Ar
     """
     _check_fused(hidden, embedding, targets, weights, bias, smoothing, softcap, chunk_size)
     form = _Form(smoothing, softcap, chunk_size)
-    loss = _per_token(hidden, jnp.asarray(embedding), bias, targets, form)
+    loss = _per_token(*vary_alike((hidden, embedding, bias, targets)), form)
     return loss if weights is None else loss * weights.astype(loss.dtype)
 
 
@@ -111,7 +112,7 @@ def fused_cross_entropy_sum(hidden: jax.Array, embedding: jax.Array, targets: ja
     form = _Form(smoothing, softcap, chunk_size, parts)
     wide = jnp.promote_types(hidden.dtype, jnp.float32)
     weights = jnp.ones(targets.shape, wide) if weights is None else weights.astype(wide)
-    return _summed(hidden, jnp.asarray(embedding), bias, weights, targets, form)
+    return _summed(*vary_alike((hidden, embedding, bias, weights, targets)), form)
 
 
 class _Form(NamedTuple):

@@ -11,6 +11,8 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from tfm.ops.tokens import vary_alike
+
 
 def layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array | None = None, *, epsilon: float = 1e-6) -> jax.Array:
     """Normalise the last axis to mean 0 and variance 1, then scale and shift: (x - mean) / sqrt(var + eps) * g + b.
@@ -31,7 +33,7 @@ def layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array | None = None, *,
 
     Reference: Ba, Kiros and Hinton (2016), "Layer Normalization", equation 4.
     """
-    return _normalize(x, scale, bias, epsilon, True)
+    return _normalize(*vary_alike((x, scale, bias)), epsilon, True)
 
 
 def rms_norm(x: jax.Array, scale: jax.Array, *, epsilon: float = 1e-6) -> jax.Array:
@@ -52,7 +54,7 @@ def rms_norm(x: jax.Array, scale: jax.Array, *, epsilon: float = 1e-6) -> jax.Ar
 
     Reference: Zhang and Sennrich (2019), "Root Mean Square Layer Normalization", equation 4.
     """
-    return _normalize(x, scale, None, epsilon, False)
+    return _normalize(*vary_alike((x, scale, None)), epsilon, False)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))

@@ -9,6 +9,7 @@ from jax.custom_derivatives import SymbolicZero
 from jax.typing import DTypeLike
 
 from tfm.ops.products import contract, row_product, times_matrix
+from tfm.ops.tokens import vary_alike
 
 
 def projection(x: jax.Array, kernel: jax.Array, bias: jax.Array | None = None, *,
@@ -44,7 +45,7 @@ def projection(x: jax.Array, kernel: jax.Array, bias: jax.Array | None = None, *
     if bias is not None and bias.shape != kernel.shape[1:]:
         raise ValueError(f"projection needs a bias of shape {kernel.shape[1:]}, got {bias.shape}")
     dtype = jnp.dtype(x.dtype if dtype is None else dtype)
-    return _product(x.astype(dtype), kernel, bias, dtype)
+    return _product(*vary_alike((x.astype(dtype), kernel, bias)), dtype)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
