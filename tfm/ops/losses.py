@@ -290,7 +290,7 @@ def _join(chunks: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """The inverse of _split."""
     batch, length = _batch_length(shape)
     whole = jnp.moveaxis(chunks, 0, 1)
-    whole = whole.reshape(batch, -1, *whole.shape[3:])[:, :length]
+    whole = whole.reshape(batch, whole.shape[1] * whole.shape[2], *whole.shape[3:])[:, :length]
     return whole.reshape(*shape, *whole.shape[2:])
 
 
