@@ -137,7 +137,7 @@ class MultiHeadAttention(nn.Module):
                 after, seen = store(stored, key, value, plan)
             if seen is not None:
                 rows = seen.value.shape[0]  # beams that share keys: [B * n, T] -> [B, n * T]
-                query = query.reshape(rows, -1, *query.shape[2:])
+                query = query.reshape(rows, batch * length // max(rows, 1), *query.shape[2:])
             how = {"mask": mask, "bias": bias, "query_positions": positions,
                    "key_positions": positions if key_positions is None else key_positions,
                    "deterministic": deterministic}

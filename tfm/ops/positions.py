@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tfm.ops.arguments import float_array
 from tfm.ops.relative import collect, distances, key_run, look_up
 from tfm.ops.tokens import Array, Tokens, pair_up, register_rule
 
@@ -102,7 +103,7 @@ def rotary(
       [B, T, H, D], x's dtype.
 
     Raises:
-      ValueError: an odd width, an unknown layout or kind of scaling.
+      ValueError: an x of integers, positions that do not fit, an odd width, an unknown layout or kind of scaling.
 
     Example:
       >>> x = jnp.ones((1, 2, 1, 2))
@@ -112,6 +113,8 @@ def rotary(
     Reference: Su et al. (2021), RoFormer, section 3.2.2; Peng et al. (2023), YaRN (scalings).
     """
     _check_layout(layout)
+    x = float_array(x, "x")
+    _check_positions(np.shape(positions), x.shape)
     dim = x.shape[-1] if rotary_dim is None else rotary_dim
     if dim % 2 or not 0 < dim <= x.shape[-1]:
         raise ValueError(f"rotary's width is {dim}; it must be even and at most the head width {x.shape[-1]}")
@@ -127,6 +130,12 @@ def rotary(
         return jnp.concatenate([x1 * cos - x2 * sin, x2 * cos + x1 * sin], -1).astype(x.dtype)
     x1, x2 = jnp.moveaxis(wide.reshape(*x.shape[:-1], dim // 2, 2), -1, 0)
     return jnp.stack([x1 * cos - x2 * sin, x2 * cos + x1 * sin], -1).reshape(x.shape).astype(x.dtype)
+
+
+def _check_positions(shape: tuple[int, ...], x_shape: tuple[int, ...]) -> None:
+    tokens = x_shape[:-2]
+    if len(shape) > len(tokens) or any(n not in (1, m) for n, m in zip(shape[::-1], tokens[::-1], strict=False)):
+        raise ValueError(f"positions have shape {shape}; they must be {tokens[-1:]} or {tokens} for this x")
 
 
 def scaled_frequencies(dim: int, base: float, scaling: RotaryScaling | None,
