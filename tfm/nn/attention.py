@@ -18,7 +18,7 @@ from tfm.nn.sharded import attend_on_mesh
 from tfm.ops.attention import Implementation, attention
 from tfm.ops.cached import FEW, cached_attention
 from tfm.ops.linear import LinearState, linear_attention, linear_attention_step
-from tfm.ops.narrow import narrow_projection
+from tfm.ops.narrow import is_narrowed, narrow_projection
 from tfm.ops.positions import Shaw
 from tfm.ops.projection import projection
 
@@ -94,10 +94,10 @@ class MultiHeadAttention(nn.Module):
             return [self.query(x), self.key(x), self.value(x)]
         fused: Any = self.get_variable("decoding", "fused")
         kernel, bias, dtype = fused["kernel"], fused.get("bias"), jnp.dtype(self.dtype)
-        if kernel.dtype == jnp.dtype(self.param_dtype):
-            y = projection(x, kernel, bias, dtype=dtype)
-        else:
+        if is_narrowed(kernel, self.param_dtype):
             y = narrow_projection(x, kernel, bias, scale=fused.get("scale"), dtype=dtype)
+        else:
+            y = projection(x, kernel, bias, dtype=dtype)
         width = self.num_heads * self.head_dim
         return jnp.split(y, (width, width + self.num_kv_heads * self.head_dim), axis=-1)
 
