@@ -68,7 +68,8 @@ def init_state(init: Callable[[jax.Array], Params], optimizer: optax.GradientTra
 
 def _wide_copy(x: jax.Array) -> jax.Array:
     """A copy in float32 where the type is narrower: bfloat16 would round away what one update adds to an average."""
-    return jnp.array(x, jnp.promote_types(x.dtype, jnp.float32))
+    rounded = jax.lax.optimization_barrier(x)  # else XLA may take the numbers before their rounding
+    return jnp.array(rounded, jnp.promote_types(x.dtype, jnp.float32))
 
 
 def make_train_step(loss_fn: LossFn, optimizer: optax.GradientTransformation, *, accumulate: int = 1,
