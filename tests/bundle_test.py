@@ -92,6 +92,10 @@ def test_mistakes_get_a_message_that_says_what_would_be_right(tiny_run, bundle, 
         tfm.load(tmp_path / "nothing")
     with pytest.raises(ValueError, match="neither a run folder"):
         tfm.load(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    for option in ({"average": 2}, {"checkpoint": "best"}):
+        with pytest.raises(ValueError, match=r"(average is 2|checkpoint is 'best'), but .* is no run folder"):
+            tfm.load(tmp_path, **option)
     with pytest.raises(FileNotFoundError, match=r"no checkpoint of step 7.*1, 2, 3"):
         tfm.load(tiny_run, checkpoint=7)
     with pytest.raises(ValueError, match=r"average is 9.*only 3 checkpoints"):
@@ -108,6 +112,8 @@ def test_mistakes_get_a_message_that_says_what_would_be_right(tiny_run, bundle, 
     ({"beam_size": 2, "groups": 0}, "groups is 0, but it must be above 0"),
     ({"beam_size": 2, "groups": 2, "n_best": 2, "diversity": -1.0}, "diversity is -1.0, but it cannot be negative"),
     ({"temperature": 1.0, "seed": 2**70}, "seed is 1180591620717411303424"),
+    ({"phrases": [""], "beam_size": 2}, "phrases is .*, but it cannot hold an empty text"),
+    ({"max_length": 10**10}, "max_length is 10000000000, but it must be below"),
     ({"suppress": [99999]}, r"suppress is \(99999,\), but ids must lie in \[0, "),
     ({"stop": ["a"]}, "stop is .*'a'.*, but it acts on texts, not ids: use generate"),
     ({"temperature": 1.0, "mbr": 3}, "mbr is 3, but it acts on texts, not ids: use generate"),

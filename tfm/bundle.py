@@ -411,6 +411,8 @@ def _load(path: Path, checkpoint: int | str, average: int, say: Callable[[str], 
     if path.suffix == ".gguf" or (path / "config.json").is_file():
         from tfm.foreign import load_foreign
 
+        for name, value, plain in (("checkpoint", checkpoint, "newest"), ("average", average, 1)):
+            require(value == plain, name, value, f"{path} is no run folder, which may have several checkpoints")
         return load_foreign(path, say=say)
     raise ValueError(f"{path} is neither a run folder (no checkpoints/), nor a Hugging Face checkpoint (no "
                      "config.json), nor a .gguf file")

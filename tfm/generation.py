@@ -93,6 +93,10 @@ class GenerationOptions:
         for name in ("beam_size", "n_best", "batch_size", "max_length", "groups"):
             value = getattr(self, name)
             require(value is None or value > 0, name, value, "it must be above 0")
+        for name in ("stop", "bad_words", "phrases"):
+            require("" not in getattr(self, name), name, getattr(self, name), "it cannot hold an empty text")
+        require(self.max_length is None or self.max_length < 2**30, "max_length", self.max_length,
+                "it must be below 2^30")
         for name in ("min_length", "no_repeat_ngram", "lookup", "draft_length", "mbr", "diversity"):
             require((getattr(self, name) or 0) >= 0, name, getattr(self, name), "it cannot be negative")
         require(self.max_length is None or (self.min_length or 0) <= self.max_length, "min_length", self.min_length,

@@ -76,6 +76,7 @@ class Search:
                     getattr(self, name), f"beam_size={self.beam_size} and n_best must be multiples of groups")
         require(not self.phrases or (self.beam_size > 1 and self.groups == 1), "phrases", self.phrases,
                 "required phrases need beam_size above 1 and groups=1")
+        require(all(self.phrases), "phrases", self.phrases, "each needs at least one id")
         require(self.length_penalty is None or (self.groups == 1 and not self.phrases), "length_penalty",
                 self.length_penalty, "it does not go together with groups or phrases: use alpha")
         require(self.scored or self.token_by_token, "scored", False, "beams and drafts need probabilities")

@@ -166,6 +166,13 @@ COMMAND = [sys.executable, "-c", "import os, signal, sys\nsignal.signal(signal.S
 """`python decode.py` that hears Ctrl-C: a shell lets its background commands, and what they start, ignore SIGINT."""
 
 
+@pytest.mark.parametrize("stream", ["stdin", "stdout"])
+def test_closed_standard_streams_are_named(tiny_run, capsys, monkeypatch, stream):
+    monkeypatch.setattr(sys, stream, None)
+    assert main([str(tiny_run)]) == 2
+    assert "lines are read from standard input and written to standard output" in capsys.readouterr().err
+
+
 @pytest.fixture
 def running(tiny_run):
     """The command as a process of its own, one line at a time."""

@@ -2,11 +2,12 @@
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 import sacrebleu
 
-from tfm.cli.eval import main
+from tfm.cli.eval import EvalOptions, _generation, main
 
 
 def test_figures_agree_with_sacrebleu_on_the_written_files(tiny_run, tmp_path, capsys):
@@ -30,3 +31,20 @@ def test_mistakes_are_one_line_and_exit_code_2(tiny_run, tmp_path, capsys):
         err = capsys.readouterr().err.strip()
         assert word in err
         assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(("options", "word"), [
+    (["--output", "FILE"], "FILE"), (["--beam-size", "0"], "beam_size is 0"), (["--alpha", "nan"], "alpha is nan")])
+def test_mistakes_show_before_anything_is_measured(tiny_run, tmp_path, capsys, options, word):
+    (tmp_path / "FILE").touch()
+    options = [str(tmp_path / "FILE") if option == "FILE" else option for option in options]
+    capsys.readouterr()
+    assert main([str(tiny_run), "--limit", "1", *options]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and word in err
+
+
+def test_options_of_generation_go_with_translation():
+    assert _generation(EvalOptions(Path("run"), alpha=0.5), "translate") == {"alpha": 0.5}
+    with pytest.raises(ValueError, match=r"--beam-size is 4, but this run's task is causal_lm, not translate"):
+        _generation(EvalOptions(Path("run"), beam_size=4), "causal_lm")

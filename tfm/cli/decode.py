@@ -14,6 +14,7 @@ from tfm.cli.decode_modes import WINDOW, classify_lines, converse, say, score_li
 from tfm.cli.decode_options import DecodeOptions, checkpoint_choice, own_beams
 from tfm.cli.errors import run_main
 from tfm.cli.options import parse
+from tfm.config import require
 from tfm.nn.cache import cache_bytes
 from tfm.parallel.compilation import enable_compilation_cache
 from tfm.parallel.exchange import spread
@@ -36,6 +37,8 @@ def run_decoding(options: DecodeOptions) -> int:
         huge_pages_later()
     enable_compilation_cache()
     options.processes.start()
+    require(sys.stdin is not None and sys.stdout is not None, "a standard stream", "closed",
+            "lines are read from standard input and written to standard output")
     bundle = load(options.model, checkpoint=checkpoint_choice(options.checkpoint), average=options.average,
                   weights=options.weights, say=say)
     draft = None if options.draft is None else load(options.draft, weights=options.weights, say=say)

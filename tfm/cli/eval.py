@@ -22,6 +22,7 @@ from tfm.cli.processes import ProcessOptions
 from tfm.config import require
 from tfm.data import Splits, Texts, load_splits
 from tfm.evaluation import exact_reconstruction, pseudo_perplexity, summary, token_figures, translate_split
+from tfm.generation import make_options
 from tfm.parallel.compilation import enable_compilation_cache
 from tfm.parallel.exchange import is_first
 from tfm.parallel.host import keep_freed_memory
@@ -75,6 +76,9 @@ def run_evaluation(options: EvalOptions) -> int:
     splits = load_splits(bundle.config.data, bundle.config.train.seed)
     texts = splits.test if options.split == "test" else splits.valid
     require(len(texts) > 0, f"data.{options.split}", (), "the run's config names no files for it")
+    generation = _generation(options, bundle.config.data.task)
+    if options.output is not None and is_first():
+        options.output.mkdir(parents=True, exist_ok=True)  # or a mistake would show when all is measured
     if options.limit is not None:
         texts = Texts([column[: options.limit] for column in texts.columns])
     figures: dict[str, Any]
@@ -86,13 +90,24 @@ def run_evaluation(options: EvalOptions) -> int:
         rows = list(summary(figures, bundle.config.data.task))
     for name, text in rows:
         print(f"{name:18} {text}", flush=True)
-    figures |= _task_figures(bundle, splits, texts, options)
+    figures |= _task_figures(bundle, splits, texts, options.output, generation)
     if options.output is not None and is_first():
         _write(options.output / "figures.json", json.dumps(figures, indent=1) + "\n")
     return 0
 
 
-def _task_figures(bundle: Bundle, splits: Splits, texts: Texts, options: EvalOptions) -> dict[str, Any]:
+def _generation(options: EvalOptions, task: str) -> dict[str, Any]:
+    """The options of generation that were given, checked before the work begins."""
+    given = {name: getattr(options, name) for name in ("beam_size", "alpha", "batch_size")}
+    chosen = {name: value for name, value in given.items() if value is not None}
+    make_options(chosen)
+    for name, value in chosen.items():
+        require(task == "translate", f"--{name.replace('_', '-')}", value, f"this run's task is {task}, not translate")
+    return chosen
+
+
+def _task_figures(bundle: Bundle, splits: Splits, texts: Texts, output: Path | None,
+                  generation: dict[str, Any]) -> dict[str, Any]:
     task = bundle.config.data.task
     if task in ("span_corruption", "infilling"):
         share = exact_reconstruction(bundle, splits, texts)
@@ -104,19 +119,16 @@ def _task_figures(bundle: Bundle, splits: Splits, texts: Texts, options: EvalOpt
         return pseudo
     if task != "translate":
         return {}
-    chosen = {"beam_size": options.beam_size, "alpha": options.alpha, "batch_size": options.batch_size}
-    found = translate_split(bundle, list(texts), too_long="cut", progress=_progress(len(texts)),
-                            **{name: value for name, value in chosen.items() if value is not None})
+    found = translate_split(bundle, list(texts), too_long="cut", progress=_progress(len(texts)), **generation)
     print(f"{found.bleu}\n  {found.bleu_signature}\n{found.chrf}\n  {found.chrf_signature}")
-    if options.output is not None and is_first():
+    if output is not None and is_first():
         for name in ("sources", "translations", "references"):
-            _write(options.output / f"{name}.txt", "".join(f"{line}\n" for line in getattr(found, name)))
+            _write(output / f"{name}.txt", "".join(f"{line}\n" for line in getattr(found, name)))
     return {"bleu": found.bleu.score, "bleu_signature": found.bleu_signature, "chrf": found.chrf.score,
             "chrf_signature": found.chrf_signature}
 
 
 def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
     temporary.write_text(text, encoding="utf-8")
     os.replace(temporary, path)
