@@ -242,7 +242,7 @@ def test_snippets_run(page, request, tmp_path, monkeypatch):
     for block in snippets:
         written = io.StringIO()
         with contextlib.redirect_stdout(written):
-            exec(compile(block.text, page, "exec"), names)
+            exec(compile(block.text, page, "exec", dont_inherit=True), names)
         if block.output is not None:
             assert written.getvalue().split() == block.output.split(), block.text
 

@@ -76,7 +76,7 @@ def test_lists_and_arrays_of_numpy(name, form):
     lambda: additive_attention(INTEGERS, X, X, KERNEL, KERNEL, KERNEL[0]),
 ])
 def test_integers_are_refused_where_fractions_would_be_cut_off(call):
-    with pytest.raises(ValueError, match="has dtype int.*; it must be float"):
+    with pytest.raises(ValueError, match=r"has dtype int.*; it must be float"):
         call()
 
 

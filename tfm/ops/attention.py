@@ -12,7 +12,7 @@ from tfm.ops.dense import NEGATIVE, Scoring, check_shapes, dense_attention, dens
 from tfm.ops.fit import check_fit
 from tfm.ops.masks import Rule, as_rule
 from tfm.ops.positions import Bias, MatrixBias, Shaw
-from tfm.ops.tokens import Array, Tokens, as_batch
+from tfm.ops.tokens import Array, Tokens, as_batch, check_registered
 from tfm.ops.vendor import cudnn_attention, missing, splash_attention
 
 Implementation = Literal["auto", "dense", "blockwise", "cudnn"]
@@ -263,14 +263,27 @@ def make_scoring(
     soft_cap = None if soft_cap is None else _number("soft_cap", soft_cap)
     if soft_cap is not None and soft_cap <= 0:
         raise ValueError(f"soft_cap is {soft_cap}; it must be above 0, or None")
+    if not isinstance(relative, Shaw | None):
+        raise ValueError(f"relative is {relative!r}; it must be a tfm.positions.Shaw, or None")
     return Scoring(
         rule=None if mask is None else as_rule(mask),
-        bias=bias if bias is None or isinstance(bias, Bias) else MatrixBias(jnp.asarray(bias)),
+        bias=None if bias is None else _as_bias(bias),
         relative=relative,
         scale=query.shape[-1] ** -0.5 if scale is None else _number("scale", scale),
         soft_cap=soft_cap,
         dropout_rate=float(dropout_rate),
     )
+
+
+def _as_bias(bias: Bias | Array) -> Bias:
+    """A bias rule as it is; an array as a `MatrixBias`."""
+    if isinstance(bias, Bias):
+        check_registered(bias, Bias)
+        return bias
+    try:
+        return MatrixBias(jnp.asarray(bias))
+    except TypeError as error:
+        raise ValueError(f"bias is {bias!r}; it must be a rule of tfm.positions, or a float array") from error
 
 
 def _number(name: str, value: float) -> float:

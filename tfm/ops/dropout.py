@@ -130,7 +130,7 @@ def _hash(words: jax.Array, *coordinates: jax.Array) -> jax.Array:
 
 def _words(key: jax.Array) -> jax.Array:
     """The words of one random key."""
-    typed = jnp.issubdtype(getattr(key, "dtype", None), jax.dtypes.prng_key)
+    typed = hasattr(key, "dtype") and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     if getattr(key, "ndim", None) != (0 if typed else 1):
         given = f"of shape {key.shape}" if hasattr(key, "shape") else repr(key)
         raise ValueError(f"the random key is {given}; it must be one key, as `jax.random.key` makes it")
