@@ -293,8 +293,8 @@ def t5_bucket(
         distance = jnp.maximum(-relative_position, 0)
     exact = num_buckets // 2
     if not 0 < exact < max_distance:
-        raise ValueError(f"t5_bucket has {num_buckets} buckets a direction and a max_distance of {max_distance}; the buckets "
-                         "must be 2 or more, and the distance above half of them")
+        raise ValueError(f"t5_bucket has {num_buckets} buckets a direction and a max_distance of {max_distance}; "
+                         "the buckets must be 2 or more, and the distance above half of them")
     # Bucket exact + i begins at exact * (max_distance / exact)^(i / (num_buckets - exact)): comparisons with the
     # least integer of each, exact in every dtype, in place of a logarithm.
     steps = np.arange(1, num_buckets - exact) / (num_buckets - exact)
