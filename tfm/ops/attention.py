@@ -12,7 +12,7 @@ from tfm.ops.dense import NEGATIVE, Scoring, check_shapes, dense_attention, dens
 from tfm.ops.fit import check_fit
 from tfm.ops.masks import Rule, as_rule
 from tfm.ops.positions import Bias, MatrixBias, Shaw
-from tfm.ops.tokens import Array, Tokens, as_batch, check_registered
+from tfm.ops.tokens import Array, Tokens, as_batch, check_registered, count_up
 from tfm.ops.vendor import cudnn_attention, missing, splash_attention
 
 Implementation = Literal["auto", "dense", "blockwise", "cudnn"]
@@ -171,10 +171,12 @@ def _choose(query: jax.Array, key: jax.Array, lacking: str | None) -> str:
     |---|---|---|
     | GPU | half precision, a rule that cuDNN has | cudnn |
     | TPU | a rule that splash attention has, lengths that are multiples of 128, heads of 128 | splash |
-    | any | up to 512 x 512 scores per head, or up to 16 queries | dense |
+    | any | up to 512 x 512 scores per head, up to 16 queries, or a symbolic shape (`jax.export`) | dense |
     | any | else | blockwise |
     """
     device, (T, S) = jax.default_backend(), (query.shape[1], key.shape[1])
+    if not all(isinstance(n, int) for n in (query.shape[0], T, S)):
+        return "dense"
     if device == "gpu" and lacking is None and query.dtype in (jnp.bfloat16, jnp.float16):
         return "cudnn"
     if device == "tpu" and lacking is None and T % 128 == S % 128 == query.shape[3] % 128 == 0:
@@ -297,7 +299,7 @@ def make_tokens(
     query: jax.Array, key: jax.Array, query_positions: Array | None, key_positions: Array | None
 ) -> tuple[Tokens, Tokens]:
     def tokens(name: str, x: jax.Array, positions: Array | None) -> Tokens:
-        positions = np.arange(x.shape[1], dtype=np.int32) if positions is None else positions
+        positions = count_up(x.shape[1]) if positions is None else positions
         positions = positions if hasattr(positions, "ndim") else np.asarray(positions)
         if positions.shape not in ((x.shape[1],), (1, x.shape[1]), x.shape[:2]):
             raise ValueError(f"{name} has shape {positions.shape}; it must be {x.shape[1:2]} or {x.shape[:2]}")

@@ -96,6 +96,11 @@ def array_module(*arrays: Array) -> Any:
     return np if all(isinstance(x, (np.ndarray, np.generic, int, bool)) for x in arrays) else jnp
 
 
+def count_up(length: int) -> Array:
+    """0 .. length - 1 as int32: known while tracing, unless the length is symbolic, as `jax.export` may have it."""
+    return (np if isinstance(length, int) else jnp).arange(length, dtype=np.int32)
+
+
 def known(x: Array) -> np.ndarray | None:
     """The values of an array that is not traced, else None."""
     return None if isinstance(x, jax.core.Tracer) else np.asarray(x)
