@@ -124,6 +124,7 @@ def attention(
     Raises:
       ValueError: shapes or types that do not fit, an unknown implementation, a traced scale, a soft cap or block size
         not above 0, dropout without a key or with a rate outside [0, 1), a rule or option that "cudnn" lacks.
+      NotImplementedError: forward-mode or second derivatives of "blockwise".
 
     Example:
       >>> import jax.numpy as jnp
