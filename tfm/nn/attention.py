@@ -143,7 +143,7 @@ class MultiHeadAttention(nn.Module):
                    "deterministic": deterministic}
             if seen is None:
                 heads = self.attend(query, key, value, **how)
-            elif query.shape[1] <= FEW and self.implementation == "auto":
+            elif isinstance(query.shape[1], int) and query.shape[1] <= FEW and self.implementation == "auto":
                 heads = self.attend_stored(query, seen, **how)
             else:
                 heads = self.attend(query, *seen.by_token(), **how)

@@ -234,7 +234,7 @@ def alibi_slopes(num_heads: int) -> jax.Array:
     """
     if num_heads < 1:
         raise ValueError(f"num_heads is {num_heads}; it must be 1 or more")
-    power = 1 << (num_heads.bit_length() - 1)
+    power = 1 << (int(num_heads).bit_length() - 1)
     slopes = 2.0 ** (-8.0 / power * np.arange(1, power + 1))
     between = 2.0 ** (-4.0 / power * np.arange(1, 2 * power, 2))
     return jnp.asarray(np.concatenate([slopes, between])[:num_heads], jnp.float32)
@@ -274,6 +274,9 @@ def t5_bucket(
     Returns:
       [...] int32, in 0 .. num_buckets - 1.
 
+    Raises:
+      ValueError: fewer than two buckets for a direction, or a max_distance that the exact ones go beyond.
+
     Example:
       >>> t5_bucket(np.array([-200, -8, -1, 0, 1, 20]), bidirectional=True).tolist()
       [15, 8, 1, 0, 17, 26]
@@ -289,6 +292,9 @@ def t5_bucket(
     else:
         distance = jnp.maximum(-relative_position, 0)
     exact = num_buckets // 2
+    if not 0 < exact < max_distance:
+        raise ValueError(f"t5_bucket has {num_buckets} buckets a direction and a max_distance of {max_distance}; "
+                         "the buckets must be 2 or more, and the distance above half of them")
     # Bucket exact + i begins at exact * (max_distance / exact)^(i / (num_buckets - exact)): comparisons with the
     # least integer of each, exact in every dtype, in place of a logarithm.
     steps = np.arange(1, num_buckets - exact) / (num_buckets - exact)
