@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 from tfm.config import (
@@ -153,3 +154,16 @@ def test_configs_are_frozen_and_replaced_by_parts():
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.model.d_model = 3
     assert config.replace(train=TrainConfig(steps=7)).train.steps == 7
+
+
+def test_numbers_of_numpy_are_taken_as_python_s():
+    config = ModelConfig(vocab_size=np.int64(40), dropout_rate=np.float32(0.5), scan_layers=np.bool_(True))
+    assert config == ModelConfig(vocab_size=40, dropout_rate=0.5, scan_layers=True)
+    assert [type(getattr(config, name)) for name in ("vocab_size", "dropout_rate", "scan_layers")] == [int, float, bool]
+    with pytest.raises(ValueError, match=r"model.vocab_size is 40.0, but it must be a whole number"):
+        ModelConfig(vocab_size=np.float32(40))
+
+
+def test_a_whole_number_too_great_for_a_float_is_a_whole_number():
+    with pytest.raises(ValueError, match=r"train.seed is 1000.*must lie in"):
+        TrainConfig(seed=10**400)

@@ -242,9 +242,20 @@ def test_snippets_run(page, request, tmp_path, monkeypatch):
     for block in snippets:
         written = io.StringIO()
         with contextlib.redirect_stdout(written):
-            exec(compile(block.text, page, "exec"), names)
+            exec(compile(block.text, page, "exec", dont_inherit=True), names)
         if block.output is not None:
             assert written.getvalue().split() == block.output.split(), block.text
+
+
+def test_the_text_that_a_page_makes_is_the_text_that_its_commands_read(tmp_path, monkeypatch):
+    page = "docs/how-to/own-text.md"
+    monkeypatch.chdir(tmp_path)
+    first, second = (next(b for b in blocks(TEXTS[page]) if b.language == language) for language in ("bash", "python"))
+    exec(compile(second.text, page, "exec", dont_inherit=True), {"__name__": "snippet"})
+    names = re.findall(r"[\w.]+\.(?:gz|txt)\b", first.text.split("> out.txt")[0])
+    assert len(names) == 7 and all(Path(name).stat().st_size > 20 for name in names)
+    with gzip.open("train.en.gz", "rt", encoding="utf-8") as source, gzip.open("train.de.gz", "rt") as target:
+        assert len(source.readlines()) == len(target.readlines()) == 2000
 
 
 @pytest.fixture(scope="module")

@@ -60,3 +60,13 @@ def test_importing_tfm_loads_no_data_plotting_or_interop_library():
     code = f"import sys, json, tfm; print(json.dumps([name for name in {heavy!r} if name in sys.modules]))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert json.loads(found) == []
+
+
+def test_what_completion_offers_is_there():
+    """In a new process, where nothing has been imported yet."""
+    folders = {path.parent.name for path in PACKAGE.glob("*/__init__.py")} - {"cli"}
+    code = ("import json, tfm; names = dir(tfm); "
+            "print(json.dumps([names, [name for name in names if not hasattr(tfm, name)]]))")
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    names, absent = json.loads(found)
+    assert {"load", "build", "init_params", "presets", "ModelConfig", *folders} <= set(names) and not absent

@@ -54,7 +54,8 @@ _LAZY = {
     "init_params": "tfm.models",
     "presets": "tfm.models.presets",
 }
-_SUBMODULES = ("analysis", "decoding", "interop", "masks", "models", "nn", "ops", "positions", "training")
+_SUBMODULES = ("analysis", "data", "decoding", "interop", "masks", "models", "nn", "ops", "parallel", "positions",
+               "training")
 
 
 def __getattr__(name: str) -> Any:
@@ -65,3 +66,8 @@ def __getattr__(name: str) -> Any:
     if name in _SUBMODULES:
         return importlib.import_module(f"tfm.{name}")
     raise AttributeError(f"module 'tfm' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """What completion in a shell offers, imported or not."""
+    return sorted({*globals(), *__all__, *_SUBMODULES})

@@ -129,7 +129,7 @@ class OptimizerConfig:
     beta2: float = 0.98
     epsilon: float = 1e-9
     weight_decay: float = 0.0
-    """adamw, adafactor: decay of kernels and embeddings (not of norms and biases)."""
+    """adamw, adafactor: decay of kernels and embeddings (not of norms and biases), times the learning rate."""
     label_smoothing: float = 0.1
     """Share of the target probability spread over all V classes."""
     accumulate: int = 1

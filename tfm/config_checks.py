@@ -8,6 +8,8 @@ import types
 import typing
 from typing import Any, Literal
 
+import numpy as np
+
 
 def as_tuple(value: Any) -> Any:
     """A list as a tuple, and a single string as a tuple of one; anything else as it is."""
@@ -35,10 +37,16 @@ def require_rates(owner: str, instance: object, names: tuple[str, ...]) -> None:
 
 
 def require_types(owner: str, instance: object) -> None:
-    """Each field has a value of its type, as a config read back from JSON must have; a float may be an int."""
+    """Each field has a value of its type, as a config read back from JSON must have; a float may be an int.
+
+    NumPy's numbers become Python's.
+    """
     kind: Any = type(instance)
     for name, hint in _hints(kind).items():
         value = getattr(instance, name)
+        if isinstance(value, np.generic):
+            value = value.item()
+            object.__setattr__(instance, name, value)
         if not _has_type(value, hint):
             raise ValueError(f"{owner}.{name} is {value!r}, but it must be {_type_name(hint)}")
 
@@ -58,7 +66,8 @@ def _has_type(value: Any, hint: Any) -> bool:
         return True  # `require_choices` sees to it
     if hint in (int, float):
         kinds = (int, float) if hint is float else int
-        return isinstance(value, kinds) and not isinstance(value, bool) and math.isfinite(value)
+        finite = not isinstance(value, float) or math.isfinite(value)
+        return isinstance(value, kinds) and not isinstance(value, bool) and finite
     return isinstance(value, hint)
 
 

@@ -56,8 +56,8 @@ def left_to_the_caller(settings: GenerationSettings) -> str:
 def make_bundle(found: Foreign) -> Bundle:
     """What `tfm.load` gives for a foreign checkpoint."""
     special = Special(**special_fields(found.config, found.settings, found.tokenizer), pooling=found.pooling)
-    config = Config(model=found.config, data=DataConfig(labels=found.labels),
-                    decode=DecodeConfig(beam_size=found.settings.num_beams))
+    data = DataConfig(task="classify", labels=found.labels) if found.labels else DataConfig()
+    config = Config(model=found.config, data=data, decode=DecodeConfig(beam_size=found.settings.num_beams))
     return Bundle(config, found.params, found.tokenizer, special)
 
 

@@ -16,6 +16,7 @@ from tfm.ops.patterns import Blocks as Blocks
 from tfm.ops.patterns import bigbird as bigbird
 from tfm.ops.patterns import longformer as longformer
 from tfm.ops.patterns import sliding_window as sliding_window
+from tfm.ops.tokens import register_rule as register_rule
 
 
 def draw(

@@ -10,3 +10,4 @@ from tfm.ops.positions import alibi_slopes as alibi_slopes
 from tfm.ops.positions import rotary as rotary
 from tfm.ops.positions import sinusoidal as sinusoidal
 from tfm.ops.positions import t5_bucket as t5_bucket
+from tfm.ops.tokens import register_rule as register_rule

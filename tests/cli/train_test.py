@@ -79,6 +79,8 @@ def test_options_are_typed(config_file):
     (["--mesh", "date=2"], ["date", "data"]),
     (["--mesh", "data=7"], ["mesh data=7", "devices"]),
     (["--data.source", "text"], ["data.train"]),
+    (["--data.train", "a.en", "a.de"], ["data.train is ('a.en', 'a.de')", "data.source='text'"]),
+    (["--train.init-model", "source"], ["train.init_model is 'source'", "--init-from"]),
     (["--data.source", "text", "--data.train", "no.en", "no.de"], ["no.en"]),
     (["--model.position", "learned", "--model.max-positions", "50"], ["max_length is 100", "max_positions=50"]),
 ])
@@ -113,6 +115,23 @@ def test_a_workdir_that_is_a_file(config_file, tmp_path, capsys):
     fails(capsys, [config_file, "--workdir", str(tmp_path / "file")], "file")
 
 
+def test_two_commands_do_not_train_in_one_folder(run, config_file, capsys):
+    """Another process holds the folder, and gives it up when it is killed."""
+    code = (f"import sys, time; from pathlib import Path; from tfm.training.run_folder import RunLock; "
+            f"lock = RunLock(Path({str(run)!r})); lock.take(); print('taken', flush=True); time.sleep(600)")
+    other = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    before = (run / "metrics.jsonl").read_bytes()
+    try:
+        assert other.stdout.readline() == "taken\n"
+        for more in ([], ["--dry-run"]):
+            fails(capsys, [config_file, "--workdir", str(run), *more], str(run), f"in use by process {other.pid}")
+        assert (run / "metrics.jsonl").read_bytes() == before
+    finally:
+        other.kill()
+        other.communicate()
+    assert main([config_file, "--workdir", str(run)]) == 0
+
+
 def test_a_vocabulary_that_the_text_cannot_fill(config_file, tmp_path, capfd):
     sides = [tmp_path / "a.en", tmp_path / "a.de"]
     for side in sides:
@@ -120,6 +139,17 @@ def test_a_vocabulary_that_the_text_cannot_fill(config_file, tmp_path, capfd):
     arguments = ["--data.source", "text", "--data.train", *map(str, sides), "--data.tokenizer", "bpe"]
     assert main([config_file, "--workdir", str(tmp_path / "run"), *arguments]) == 2
     assert "vocab_size" in capfd.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("fate, expected", [("skip", ["left out", "2 longer than data.max_length, 1 empty"]),
+                                            ("cut", ["left out", "1 empty", "cut", "2 to data.max_length"])])
+def test_texts_that_are_not_used_are_counted(config_file, tmp_path, capsys, fate, expected):
+    for side in "ab":
+        (tmp_path / side).write_text("a b c\n" * 9 + "\n" + "x" * 100 + "\n" + "y" * 300 + "\n")
+    arguments = ["--data.source", "text", "--data.train", str(tmp_path / "a"), str(tmp_path / "b"), "--dry-run"]
+    assert main([config_file, "--workdir", str(tmp_path / "run"), *arguments, "--data.too-long", fate]) == 0
+    cells = [[cell.strip() for cell in line.split("│")] for line in capsys.readouterr().err.splitlines()]
+    assert [word for row in cells if set(row) & {"left out", "cut"} for word in row[1:3]] == expected
 
 
 def test_help_documents_every_field(capsys):

@@ -107,6 +107,17 @@ def test_resuming_repeats_and_skips_nothing(task: str, batching: str) -> None:
         assert same(next(first), expected[stop])
 
 
+@pytest.mark.parametrize("batching", ["bucket", "pack"])
+def test_a_state_belongs_to_one_text(batching: str) -> None:
+    config, splits = make_config(batching=batching, source="text", train=("a", "b")), make_splits(60)
+    state = make_train_iterator(config, TOKENIZER, splits).get_state()
+    changed = [[*column[:-1], column[-1] + "!"] for column in splits.train.columns]
+    other = make_train_iterator(config, TOKENIZER, Splits(Texts(changed), splits.valid, splits.test))
+    with pytest.raises(ValueError, match=r"data.train is not the text that this run was trained on"):
+        other.set_state(state)
+    make_train_iterator(config, TOKENIZER, splits).set_state({n: x for n, x in state.items() if n != "text"})
+
+
 def test_another_seed_is_another_order() -> None:
     config, splits = make_config(), make_splits()
     other = config.replace(train=TrainConfig(seed=8))
@@ -115,8 +126,9 @@ def test_another_seed_is_another_order() -> None:
     )
 
 
-def test_processes_share_the_rows_of_each_batch() -> None:
-    config, splits = make_config(), make_splits()
+@pytest.mark.parametrize("batching", ["bucket", "pack"])
+def test_processes_share_the_rows_of_each_batch(batching: str) -> None:
+    config, splits = make_config(batching=batching), make_splits(90)
     whole = make_train_iterator(config, TOKENIZER, splits, multiple_of=2)
     parts = [
         make_train_iterator(config, TOKENIZER, splits, multiple_of=2, process_index=i, process_count=2)
@@ -126,6 +138,32 @@ def test_processes_share_the_rows_of_each_batch() -> None:
         batch, halves = next(whole), [next(part) for part in parts]
         assert len(batch["source"]) % 2 == 0
         assert same(batch, {name: np.concatenate([half[name] for half in halves]) for name in batch})
+
+
+@pytest.mark.parametrize("batching", ["bucket", "pack"])
+@pytest.mark.parametrize("task", ["translate", "causal_lm"])
+def test_other_processes_and_devices_go_on_with_the_same_examples(batching: str, task: str) -> None:
+    """From the state of the first of two processes; the rows behind those of one process are padding."""
+    columns = 2 if task == "translate" else 1
+    config, splits = make_config(batching=batching, task=task), make_splits(400, columns=columns)
+    alone, first = (
+        make_train_iterator(config, TOKENIZER, splits, process_count=number, multiple_of=number) for number in (1, 2)
+    )
+    for _ in range(70):
+        next(alone), next(first)
+    three = [
+        make_train_iterator(config, TOKENIZER, splits, process_index=i, process_count=3, multiple_of=3)
+        for i in range(3)
+    ]
+    for part in three:
+        part.set_state(first.get_state())
+    for _ in range(60):
+        batch, parts = next(alone), [next(part) for part in three]
+        together = {name: np.concatenate([part[name] for part in parts]) for name in batch}
+        rows = len(batch["labels"])
+        assert same(batch, {name: array[:rows] for name, array in together.items()})
+        assert len(together["labels"]) % 3 == 0 and not together["weights"][rows:].any()
+        assert (together["labels"][rows:] == TOKENIZER.pad_id).all()
 
 
 def test_there_are_as_many_buckets_as_keep_padding_under_a_tenth() -> None:
@@ -268,6 +306,21 @@ def test_no_example_left_is_an_error() -> None:
         ValueError, match=r"data\.train: of 1 examples none is left: 0 are empty, 1 longer than max_length=32"
     ):
         make_train_iterator(make_config(), TOKENIZER, splits)
+
+
+def test_held_out_text_without_an_example_left_is_an_error() -> None:
+    splits = Splits(Texts([["x"], ["y"]]), Texts([["x" * 50, ""], ["y", "y"]]), Texts(()))
+    with pytest.raises(ValueError, match=r"held-out text: of 2 .* 1 are empty, 1 longer than max_length=32"):
+        make_eval_batches(make_config(), TOKENIZER, splits, splits.valid)
+
+
+@pytest.mark.parametrize("task, least", [("translate", 2), ("classify", 3), ("masked_lm", 3), ("infilling", 2)])
+def test_a_length_that_special_ids_fill_is_refused(task: str, least: int) -> None:
+    splits = Splits(Texts([["some text"], ["a"]]), Texts(()), Texts(()))
+    settings: dict[str, Any] = {"task": task, "too_long": "cut"}
+    next(make_train_iterator(make_config(max_length=least, **settings), TOKENIZER, splits))
+    with pytest.raises(ValueError, match=f"data.max_length is {least - 1}, but {task} needs at least {least}"):
+        make_train_iterator(make_config(max_length=least - 1, **settings), TOKENIZER, splits)
 
 
 def test_classification() -> None:

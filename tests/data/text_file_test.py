@@ -27,6 +27,7 @@ def write(path: Path, content: bytes) -> str:
         ("a\n", ["a"]),
         ("a\n\nb", ["a", "", "b"]),
         ("a\r\nb\r\n", ["a", "b"]),
+        ("\ufeffa\n\ufeffb", ["a", "\ufeffb"]),
         ("x\u2028y\x85z\x0b\nä 😀 \t", ["x\u2028y\x85z\x0b", "ä 😀 \t"]),
     ],
 )
@@ -87,8 +88,11 @@ def test_sides_of_different_length(tmp_path: Path) -> None:
 
 def test_empty_and_miscounted_files(tmp_path: Path) -> None:
     empty = write(tmp_path / "empty.txt", b"")
-    with pytest.raises(ValueError, match=r"data\.train holds no examples"):
+    with pytest.raises(ValueError, match=r"data\.train: .*empty\.txt is empty"):
         load_splits(DataConfig(source="text", train=(empty, empty)))
+    with pytest.raises(ValueError, match=r"data\.valid: .*empty\.txt is empty"):
+        (tmp_path / "t.tsv").write_text("a\tb\n")
+        load_splits(DataConfig(source="text", task="classify", train=str(tmp_path / "t.tsv"), valid=empty))
     with pytest.raises(ValueError, match="needs a source and a target file"):
         load_splits(DataConfig(source="text", train=(empty,)))
     with pytest.raises(ValueError, match="needs one file"):

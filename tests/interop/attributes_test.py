@@ -57,6 +57,15 @@ def test_old_and_new_spellings_of_rope_mean_the_same():
     assert old == new and old.position_base == 5e5 and old.rotary_scaling.factor == 4.0
 
 
+def test_a_scaling_added_by_hand_is_not_overlooked():
+    """As model cards advise, to a config that transformers 5 has written; transformers then takes what was added."""
+    added = {**LLAMA, "rope_scaling": {"type": "yarn", "factor": 4.0}}
+    both, _ = read_config({**added, "rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 5e5}}, set())
+    assert both.rotary_scaling.factor == 4.0 and both.position_base == 5e5
+    with pytest.raises(ValueError, match=r"rope_scaling.factor is 4.0, but rope_parameters.factor is None beside it"):
+        read_config({**added, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}, set())
+
+
 def test_a_kind_for_each_layer():
     kinds = ["full_attention", "sliding_attention"]
     with pytest.raises(ValueError, match="the length of layer_types is 2, but num_hidden_layers is 3"):

@@ -74,3 +74,21 @@ def test_stacked_layers_narrow_like_separate_ones(small):
 def test_an_unknown_type_is_refused(small):
     with pytest.raises(ValueError, match=r"weights is 'int4'.*bfloat16, int8"):
         narrow_weights(small.config(), {}, "int4")
+
+
+@pytest.mark.parametrize("tie", ["all", "none"])
+@pytest.mark.parametrize(("stored", "given"), [("float32", "float64"), ("float32", "float16"), ("bfloat16", "float32")])
+def test_parameters_cast_to_another_type_are_not_taken_for_narrowed_ones(small, tie, stored, given):
+    """A product of bfloat16 operands would be off by a hundredth."""
+    config, plain = small.config(param_dtype=stored, tie_embeddings=tie), small.config(tie_embeddings=tie)
+    halves = jax.tree.map(lambda x: x.astype(jnp.float16).astype(jnp.float32), small.params(plain))
+    ids = small.ids(0, (2, 5)), small.ids(1, (2, 4))
+    expected = build(plain).apply({"params": halves}, *ids)
+    with jax.enable_x64(given == "float64"):
+        cast = jax.tree.map(lambda x: x.astype(given), halves)
+        np.testing.assert_allclose(build(config).apply({"params": cast}, *ids), expected, atol=1e-5)
+        found = generate(config, cast, ROWS, Search(beam_size=1), limits=[4, 4], start_id=1)
+    wanted = generate(plain, halves, ROWS, Search(beam_size=1), limits=[4, 4], start_id=1)
+    for (ours,), (theirs,) in zip(found, wanted, strict=True):
+        assert ours.ids == theirs.ids
+        np.testing.assert_allclose(ours.log_probs, theirs.log_probs, atol=1e-5)

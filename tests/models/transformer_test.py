@@ -147,6 +147,15 @@ def test_wrong_ids_are_refused_by_name(small):
         build(config).apply({"params": params}, good, good, source_segments=jnp.ones((2, 3), jnp.int32))
 
 
+@pytest.mark.parametrize("shape", [(0, 3, 4), (0, 3, 20), (2, 0, 4), (2, 3, 0)])
+def test_no_rows_and_no_tokens(small, shape):
+    """Rows, tokens of the source and of the target; up to 16 queries take another way through cross-attention."""
+    config, (rows, source, target) = small.config(), shape
+    logits = build(config).apply({"params": small.params(config)}, small.ids(0, (rows, source)),
+                                 small.ids(1, (rows, target)))
+    assert logits.shape == (rows, target, 13) and np.isfinite(np.asarray(logits)).all()
+
+
 def test_bfloat16_activations_stay_near_float32(small):
     config = small.config(dtype="bfloat16")
     params, arguments = small.params(config), (small.ids(0, (2, 5)), small.ids(1, (2, 4)))

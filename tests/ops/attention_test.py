@@ -14,9 +14,7 @@ from hypothesis import strategies as st
 from tfm import masks
 from tfm.masks import Causal, Global, Padding, Prefix, Segments, Window
 from tfm.ops import attention, attention_weights, merge
-from tfm.ops.dense import Scoring
 from tfm.ops.dropout import keep_mask
-from tfm.ops.vendor import splash_attention
 from tfm.positions import Alibi, Shaw, T5Bias, alibi_slopes, t5_bucket
 
 B, H, K, D, DV = 2, 4, 2, 8, 5
@@ -362,16 +360,6 @@ def test_log_sum_exp_has_its_gradient():
     exact.sin().sum().backward()
     np.testing.assert_allclose(lse, exact.detach().numpy(), atol=2e-6)
     np.testing.assert_allclose(gradient, free.grad.numpy(), atol=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("rule", [None, Causal(), masks.sliding_window(100), Window(20, 30)])
-def test_splash_attention_in_interpret_mode(rule):
-    random = np.random.default_rng(0)
-    q, k, v = (jnp.asarray(random.standard_normal((1, 256, n, 128)), jnp.float32) for n in (2, 1, 1))
-    scoring = Scoring(rule, None, None, 128**-0.5, None, 0.0)
-    got = splash_attention(q, k, v, scoring, interpret=True)
-    np.testing.assert_allclose(got, attention(q, k, v, mask=rule, implementation="dense"), atol=2e-5)
 
 
 @pytest.mark.parametrize("implementation", ["dense", "blockwise"])

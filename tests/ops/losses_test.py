@@ -149,6 +149,16 @@ def test_any_leading_axes(shape: tuple[int, ...]) -> None:
     np.testing.assert_allclose(loss, expected, rtol=1e-5)
 
 
+@pytest.mark.parametrize("shape", [(0, 5), (2, 0), (0, 0)])
+@pytest.mark.parametrize("function", [fused_cross_entropy, fused_cross_entropy_sum])
+def test_no_tokens_have_no_loss_and_no_gradient(function, shape: tuple[int, int]) -> None:
+    def total(hidden: jax.Array, embedding: jax.Array) -> jax.Array:
+        return jnp.sum(function(hidden, embedding, jnp.zeros(shape, jnp.int32)))
+
+    loss, (d_hidden, d_embedding) = jax.value_and_grad(total, (0, 1))(jnp.zeros((*shape, M)), jnp.ones((V, M)))
+    assert loss == 0 and d_hidden.shape == (*shape, M) and not d_embedding.any()
+
+
 def test_padding_has_no_say_whatever_its_target() -> None:
     x = _float32(_inputs(4))
     weights = jnp.ones((B, T)).at[:, 4:].set(0.0)

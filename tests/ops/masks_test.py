@@ -1,5 +1,8 @@
 """Rules against their definitions written out pair by pair, and block maps against the drawn rules."""
 
+import dataclasses
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,6 +22,13 @@ VALID = RANDOM.random((2, 22)) < 0.7
 IDS = np.sort(RANDOM.integers(0, 4, (2, 22)), axis=1)
 ARRAY = RANDOM.random((2, 3, 22, 22)) < 0.5
 CELLS = RANDOM.random((3, 6, 6)) < 0.4
+
+X = jnp.asarray(np.random.default_rng(3).standard_normal((2, 40, 1, 4)), jnp.float32)
+
+
+class Loose(masks.Rule):
+    """A rule that JAX does not know."""
+
 
 # Each rule beside the question "may query q see key k", of batch row b and head h.
 RULES = {
@@ -177,6 +187,10 @@ def test_draw_as_text_and_as_picture(tmp_path):
         (lambda: masks.longformer(3), "window is 3"),
         (lambda: masks.bigbird(64, num_window_blocks=2), "num_window_blocks is 2"),
         (lambda: Blocks(np.ones((1, 1), bool), 0), "block_size is 0"),
+        (lambda: masks.bigbird(0), "length is 0"),
+        (lambda: masks.bigbird(8, block_size=0), "block_size is 0"),
+        (lambda: attention(X, X, X, mask=Loose()), "Loose is no pytree"),
+        (lambda: Causal() | (Causal() & Loose()), "Loose is no pytree"),
         (lambda: Causal() & np.ones((2, 2)), "dtype float64"),
         (lambda: Blocks(np.ones((2, 2)), 2), "Blocks.block_map has dtype float64"),
         (lambda: Blocks(np.ones(2, bool), 2), r"Blocks.block_map has shape \(2,\)"),
@@ -214,3 +228,33 @@ def test_integers_are_truth_values():
     blocks = Blocks(np.array([[2, 0], [1, 1]]), 2) & Causal()
     assert blocks.dense(positions, positions)[0, 0].astype(int).tolist() == [
         [1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]]
+
+
+@masks.register_rule
+@dataclasses.dataclass(frozen=True)
+class Every(masks.Rule):
+    """Of the keys a query sees each `step`-th, counted from the `start`; nothing is said of blocks."""
+
+    start: Any
+    step: int = dataclasses.field(metadata={"static": True})
+
+    def visible(self, query, key):
+        return ((key.positions - self.start) % self.step == 0)[:, None, None, :]
+
+
+@pytest.mark.parametrize("start", [2, np.int32(2), jnp.int32(2)])
+def test_a_rule_of_ones_own_needs_nothing_but_visible(start):
+    rule = Causal() & Every(start, 3)
+    seen = np.tri(40, dtype=bool) & (np.arange(40) % 3 == 2)
+    np.testing.assert_array_equal(rule.dense(np.arange(40), np.arange(40))[0, 0], seen)
+    assert rule.num_pairs(40, 40) == seen.sum()
+    for implementation in ("dense", "blockwise"):
+        def attend(mask, x, implementation=implementation):
+            return attention(x, x, x, mask=mask, implementation=implementation, block_size=16)
+
+        expected = attention(X, X, X, mask=seen, implementation="dense")
+        np.testing.assert_allclose(attend(rule, X), expected, atol=1e-5)
+        np.testing.assert_allclose(jax.jit(attend)(rule, X), expected, atol=1e-5)
+        gradient = jax.grad(lambda x, attend=attend: attend(rule, x).sum())(X)
+        wanted = jax.grad(lambda x: attention(x, x, x, mask=seen, implementation="dense").sum())(X)
+        np.testing.assert_allclose(gradient, wanted, atol=1e-4)

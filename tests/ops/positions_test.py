@@ -105,6 +105,10 @@ def test_alibi_slopes_are_the_published_ones():
     np.testing.assert_allclose(positions.alibi_slopes(12), twelve, rtol=1e-6)
 
 
+def test_a_number_of_heads_may_be_numpys():
+    np.testing.assert_array_equal(positions.alibi_slopes(np.int64(8)), 2.0 ** -np.arange(1, 9))
+
+
 def test_alibi_is_a_penalty_on_the_distance():
     values = positions.Alibi(jnp.array([0.5, 0.25])).values(Tokens(np.array([[3, 4]])), Tokens(np.array([[1, 4, 6]])))
     assert values[0].tolist() == [[[-1, -0.5, -1.5], [-1.5, 0, -1]], [[-0.5, -0.25, -0.75], [-0.75, 0, -0.5]]]
@@ -166,6 +170,8 @@ def test_t5_bias_takes_its_rows_per_head_and_has_the_gradient_of_a_sum():
         (lambda: positions.rotary(jnp.ones((1, 1, 1, 3)), np.arange(1)), "width is 3"),
         (lambda: positions.rotary(jnp.ones((1, 1, 1, 4)), np.arange(1), scaling=scaling("ntk")), "kind is 'ntk'"),
         (lambda: positions.alibi_slopes(0), "num_heads is 0"),
+        (lambda: positions.t5_bucket(np.arange(3), bidirectional=True, num_buckets=3), "has 1 buckets"),
+        (lambda: positions.t5_bucket(np.arange(3), bidirectional=False, max_distance=16), "max_distance of 16"),
     ],
 )
 def test_mistakes_are_named(make, words):

@@ -13,7 +13,7 @@ import pytest
 from run_toy import make_config, run_toy
 from toy import init
 
-from tfm.config import ModelConfig
+from tfm.config import DataConfig, ModelConfig
 from tfm.training.checkpoint import (
     Checkpoints,
     average_checkpoints,
@@ -156,7 +156,8 @@ def test_average_refuses_other_configs(tmp_path, two):
 
 
 def test_average_of_a_run_trained_longer_is_allowed(two, tmp_path):
-    longer = save(tmp_path, 30, 3.0, config=make_config(90))
+    """And of one whose tokens were kept elsewhere meanwhile, which a run may change, too."""
+    longer = save(tmp_path, 30, 3.0, config=make_config(90).replace(data=DataConfig(cache_dir="elsewhere")))
     average = average_checkpoints([two / "checkpoints" / "10", longer])
     np.testing.assert_allclose(average["layer"]["bias"], 2.0)
 

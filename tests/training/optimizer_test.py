@@ -58,11 +58,15 @@ def torch_steps(make, gradients, start):
     (OptimizerConfig(name="adamw", weight_decay=0.3),
      lambda p: torch.optim.AdamW(p, lr=0.01, betas=(0.9, 0.98), eps=1e-9, weight_decay=0.3)),
     (OptimizerConfig(name="sgd", beta1=0.5), lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.5)),
+    (OptimizerConfig(name="adafactor"), lambda p: torch.optim.Adafactor(p, lr=0.01, weight_decay=0.0)),
+    (OptimizerConfig(name="adafactor", weight_decay=0.3),
+     lambda p: torch.optim.Adafactor(p, lr=0.01, weight_decay=0.3)),
 ])
 def test_update_rules_equal_torch(config, make):
     random = np.random.default_rng(0)
-    start = random.normal(size=(3, 4)).astype(np.float32)
-    gradients = random.normal(size=(5, 3, 4)).astype(np.float32)
+    shape = (128, 130) if config.name == "adafactor" else (3, 4)  # smaller matrices are not factored
+    start = random.normal(size=shape).astype(np.float32)
+    gradients = random.normal(size=(5, *shape)).astype(np.float32)
     optimizer = make_optimizer(config, lambda count: 0.01)
     params = {"kernel": jnp.asarray(start)}
     state = optimizer.init(params)
@@ -70,6 +74,25 @@ def test_update_rules_equal_torch(config, make):
         updates, state = optimizer.update({"kernel": jnp.asarray(gradient)}, state, params)
         params = jax.tree.map(jnp.add, params, updates)
     np.testing.assert_allclose(params["kernel"], torch_steps(make, gradients, start), rtol=2e-5, atol=1e-6)
+
+
+def test_adafactor_treats_stacked_layers_as_separate_ones():
+    """Layers whose weights and gradients differ in size: torch knows nothing of stacks."""
+    random, sizes = np.random.default_rng(1), np.array([0.1, 1.0, 5.0], np.float32)[:, None, None]
+    start = sizes * random.normal(size=(3, 130, 128)).astype(np.float32)
+    gradients = sizes * random.normal(size=(4, 3, 130, 128)).astype(np.float32)
+    gradients *= np.array([1, 4, 0.1, 9], np.float32)[:, None, None, None]
+    optimizer = make_optimizer(OptimizerConfig(name="adafactor", weight_decay=0.1), lambda count: 0.01)
+    params = {"encoder": {"layers": {"up": {"kernel": jnp.asarray(start)}}}}
+    state = optimizer.init(params)
+    for gradient in gradients:
+        given = {"encoder": {"layers": {"up": {"kernel": jnp.asarray(gradient)}}}}
+        updates, state = optimizer.update(given, state, params)
+        params = jax.tree.map(jnp.add, params, updates)
+    for layer in range(3):
+        expected = torch_steps(lambda p: torch.optim.Adafactor(p, lr=0.01, weight_decay=0.1), gradients[:, layer],
+                               start[layer])
+        np.testing.assert_allclose(params["encoder"]["layers"]["up"]["kernel"][layer], expected, rtol=2e-5, atol=1e-6)
 
 
 def test_clipping_scales_the_global_norm():

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -56,6 +57,37 @@ def test_moving_average():
         state, _ = step(state, batch(seed))
         expected = 0.75 * expected + 0.25 * np.asarray(state.params["layer"]["kernel"], np.float64)
     np.testing.assert_allclose(state.ema["layer"]["kernel"], expected, rtol=1e-5)
+
+
+def narrow_state(optimizer, **options):
+    return init_state(lambda key: jax.tree.map(lambda x: x.astype(jnp.bfloat16), init(key)), optimizer, 0, **options)
+
+
+@pytest.mark.parametrize("trainable", [None, "kernel"])
+def test_moving_average_of_narrow_parameters_moves(trainable):
+    """A part in a thousand is less than bfloat16 tells apart."""
+    optimizer = optax.sgd(0.5)
+    step = jax.jit(make_train_step(without_dropout, optimizer, ema_decay=0.999, trainable=trainable))
+    state = narrow_state(optimizer, ema=True, trainable=trainable)
+    shapes = jax.eval_shape(lambda: state)
+    expected = np.asarray(state.params["layer"]["kernel"], np.float64)
+    for seed in range(20):
+        state, _ = step(state, batch(seed))
+        expected = 0.999 * expected + 0.001 * np.asarray(state.params["layer"]["kernel"], np.float64)
+    assert jax.eval_shape(lambda: state) == shapes
+    np.testing.assert_allclose(state.ema["layer"]["kernel"], expected, rtol=1e-4)
+
+
+def test_micro_batches_of_narrow_parameters_are_added_up_in_float32():
+    """The sum of 64 gradients, each rounded to bfloat16 once, and then the sum."""
+    optimizer, rows = optax.sgd(1.0), batch(5, rows=64)
+    step = make_train_step(without_dropout, optimizer, accumulate=64)
+    state = narrow_state(optimizer)
+    parts = [jax.grad(lambda p, i=i: without_dropout(p, {n: x[i:i + 1] for n, x in rows.items()}, None)["loss"])(
+        state.params)["layer"]["bias"] for i in range(64)]
+    expected = -np.sum([np.asarray(part, np.float64) for part in parts], axis=0) / rows["weights"].sum()
+    found = np.asarray(step(state, rows)[0].params["layer"]["bias"], np.float64)
+    np.testing.assert_allclose(found, expected, rtol=0.01)
 
 
 def test_dropout_differs_from_step_to_step_and_repeats_for_the_same_step():

@@ -111,7 +111,7 @@ def _task_figures(bundle: Bundle, splits: Splits, texts: Texts, output: Path | N
     task = bundle.config.data.task
     if task in ("span_corruption", "infilling"):
         share = exact_reconstruction(bundle, splits, texts)
-        print(f"{'exact':18} {share:.4f} of 100 examples reconstructed")
+        print(f"{'exact':18} {share:.4f} of the examples reconstructed, of the first 100 at most")
         return {"exact": share}
     if task == "masked_lm":
         pseudo = pseudo_perplexity(bundle, splits, texts)

@@ -21,7 +21,7 @@ from tfm.cli.train_parts import Parts, Peeked
 from tfm.cli.train_summary import summary_rows, trace_rows
 from tfm.config import Config, require
 from tfm.config_json import load_config
-from tfm.data import Splits, Tokenizer, build_tokenizer, class_names, load_splits, load_tokenizer
+from tfm.data import Counts, Splits, Tokenizer, build_tokenizer, class_names, load_splits, load_tokenizer
 from tfm.models.adapters import split_params, trainable
 from tfm.parallel.compilation import enable_compilation_cache
 from tfm.parallel.exchange import first_alone, is_first, wait_for_all
@@ -33,7 +33,7 @@ from tfm.training.checkpoint import Checkpoints, checkpoint_steps
 from tfm.training.loop import Run, train
 from tfm.training.metrics import plot_curves
 from tfm.training.report import Reporter, duration, parameter_rows, program_memory
-from tfm.training.run_folder import CONFIG, TOKENIZER, open_run, resolve_config
+from tfm.training.run_folder import CONFIG, TOKENIZER, RunLock, open_run, resolve_config
 from tfm.training.step import TrainState
 from tfm.training.trace import Trace
 
@@ -69,6 +69,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run_training(options: TrainOptions, arguments: Sequence[str]) -> int:
     """Train as the options say; give the exit code."""
+    with RunLock(options.workdir) as lock:
+        return _run_training(options, arguments, lock)
+
+
+def _run_training(options: TrainOptions, arguments: Sequence[str], lock: RunLock) -> int:
     require(options.profile >= 0, "--profile", options.profile, "it is a number of steps, 0 or more")
     if keep_freed_memory():
         huge_pages_later()
@@ -79,7 +84,7 @@ def run_training(options: TrainOptions, arguments: Sequence[str]) -> int:
     reporter = Reporter(options.config.train.steps, silent=not is_first())
     with no_collection():
         config, splits, tokenizer, start_from = first_alone(
-            lambda: prepare_run(options.workdir, starting_config(options), reporter.say), "run folder")
+            lambda: prepare_run(options.workdir, starting_config(options), reporter.say, lock), "run folder")
         parts = Parts(config, options.workdir, mesh, splits, tokenizer, reporter, start_from,
                       time_out=options.processes.time_out)
         checkpoints = Checkpoints(options.workdir, keep=config.train.keep, say=reporter.say)
@@ -131,6 +136,8 @@ def _train(run: Run, state: TrainState) -> int:
 def starting_config(options: TrainOptions) -> Config:
     """The config with `--init-from` put in."""
     config, given = options.config, options.init_from
+    require(given is not None or config.train.init_from is not None or config.train.init_model == "config",
+            "train.init_model", config.train.init_model, "there is no source: name one with --init-from")
     if given is None:
         return config
     require(config.train.init_from in (None, given), "--init-from", given,
@@ -138,8 +145,8 @@ def starting_config(options: TrainOptions) -> Config:
     return config.replace(train=replace(config.train, init_from=given))
 
 
-def prepare_run(folder: Path, config: Config,
-                say: Callable[[str], None]) -> tuple[Config, Splits, Tokenizer, Start | None]:
+def prepare_run(folder: Path, config: Config, say: Callable[[str], None],
+                lock: RunLock) -> tuple[Config, Splits, Tokenizer, Start | None]:
     """Open the data, make or load the tokenizer, resolve the config and write both to the run folder.
 
     The last result is what the parameters start from; None: from random numbers, or from the run's own checkpoints.
@@ -154,6 +161,8 @@ def prepare_run(folder: Path, config: Config,
     elif given is not None and started:
         config = with_source(config, load_config(folder / CONFIG).model)
     folder.mkdir(parents=True, exist_ok=True)
+    if is_first():
+        lock.take()
     if started:
         tokenizer = load_tokenizer(folder / TOKENIZER)
     elif source is not None:
@@ -177,6 +186,19 @@ def trained_rows(params: Any, pattern: str | None) -> list[tuple[str, str]]:
     return [("trained", f"{sum(leaf.size for leaf in jax.tree.leaves(split_params(params, pattern)[0])):,}")]
 
 
+def fate_rows(counts: Counts) -> list[tuple[str, str]]:
+    """How many texts of the train split are not used, or not whole, where there are any.
+
+    Example:
+        >>> fate_rows(Counts(texts=9, examples=6, tokens=60, skipped=2, empty=1))
+        [('left out', '2 longer than data.max_length, 1 empty')]
+    """
+    left = [f"{number:,} {why}" for number, why in ((counts.skipped, "longer than data.max_length"),
+                                                   (counts.empty, "empty")) if number]
+    rows = [("left out", ", ".join(left))] if left else []
+    return [*rows, ("cut", f"{counts.cut:,} to data.max_length")] if counts.cut else rows
+
+
 def announce(parts: Parts, run: Run, state: TrainState, options: TrainOptions) -> None:
     """Print the table of what will run; compiles the first step for its memory."""
     config, mesh, done = parts.config, parts.mesh, int(state.step)
@@ -185,6 +207,7 @@ def announce(parts: Parts, run: Run, state: TrainState, options: TrainOptions) -
     processes = f" in {jax.process_count()} processes" if jax.process_count() > 1 else ""
     rows = [("config", str(options.config_file)), ("run folder", str(parts.folder.absolute())),
             ("data", f"{config.data.source}, {len(parts.splits.train):,} training examples, {config.data.task}"),
+            *(fate_rows(run.batches.counts) if isinstance(run.batches, Peeked) else []),
             *parameter_rows(state.params),
             *trained_rows(state.params, trainable(config.model)),
             ("tokens per step", f"up to {config.data.tokens_per_batch:,} a side, padding included"),

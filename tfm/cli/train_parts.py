@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 
 from tfm.cli.init_from import Start
 from tfm.config import Config
-from tfm.data import EvalBatches, Splits, Tokenizer, TrainIterator, make_eval_batches, make_train_iterator
+from tfm.data import Counts, EvalBatches, Splits, Tokenizer, TrainIterator, make_eval_batches, make_train_iterator
 from tfm.decoding.program import compiler_options
 from tfm.models import build, init_params
 from tfm.models.adapters import join_params, trainable
@@ -51,6 +51,7 @@ class Peeked(Iterator[Any]):
     def __init__(self, batches: Any) -> None:
         self._batches, self.first = batches, next(batches)
         self._held = [self.first]
+        self.counts: Counts = batches.counts
 
     def __next__(self) -> Any:
         return self._held.pop() if self._held else next(self._batches)

@@ -9,6 +9,8 @@ import numpy as np
 
 Example = Mapping[str, np.ndarray]
 Batch = dict[str, np.ndarray]
+IDS = ("source", "target", "tokens", "labels")
+"""Arrays of a batch whose padding is the tokenizer's `pad_id`."""
 _FINEST = 1024  # lengths of pairs' buckets are told apart to one part in so many
 
 

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from tfm.config import DataConfig
+from tfm.config import DataConfig, require
 from tfm.data.cache import Tokens
 from tfm.data.objective import Example, TextObjective, cut_pieces, example_rng, pair_example, pair_room
 from tfm.data.tokenizer import Tokenizer
@@ -51,7 +51,7 @@ class PairExamples:
 
     def __init__(self, source: Tokens, target: Tokens, tokenizer: Tokenizer, config: DataConfig) -> None:
         room = pair_room(tokenizer)
-        self._texts, self._tokenizer, self._limit = (source, target), tokenizer, config.max_length - max(room)
+        self._texts, self._tokenizer, self._limit = (source, target), tokenizer, _room_for_text(config, max(room))
         shorter = np.minimum(source.lengths, target.lengths)
         longer = np.maximum(source.lengths, target.lengths)
         self._rows, fates = _apply_limit(shorter, longer, self._limit, config.too_long)
@@ -98,7 +98,7 @@ class LabelledExamples:
 
     def __init__(self, texts: Tokens, labels: Sequence[str], tokenizer: Tokenizer, config: DataConfig,
                  classes: Sequence[str]) -> None:
-        self._texts, self._tokenizer, self._limit = texts, tokenizer, config.max_length - 2
+        self._texts, self._tokenizer, self._limit = texts, tokenizer, _room_for_text(config, 2)
         number = {name: i for i, name in enumerate(classes)}
         lengths = texts.lengths
         unknown = next((i for i, label in enumerate(labels) if label not in number and lengths[i]), None)
@@ -115,6 +115,13 @@ class LabelledExamples:
         ids = self._texts.part(row, 0, self._limit)
         tokens = np.concatenate([[self._tokenizer.bos_id], ids, [self._tokenizer.eos_id]]).astype(np.int32)
         return {"tokens": tokens, "labels": self._labels[row], "weights": np.array(1.0, np.float32)}
+
+
+def _room_for_text(config: DataConfig, special: int) -> int:
+    """Most ids of a text beside the special ones."""
+    require(config.max_length > special, "data.max_length", config.max_length,
+            f"{config.task} needs at least {special + 1}, {special} of them for special ids")
+    return config.max_length - special
 
 
 def _apply_limit(shorter: np.ndarray, longer: np.ndarray, limit: int,

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tfm.data.batch import Batch, BatchShape, mask_name
+from tfm.data.batch import IDS, Batch, BatchShape, mask_name
 from tfm.data.examples import Examples
 from tfm.data.plan import EpochOrder
 from tfm.data.tokenizer import Tokenizer
@@ -18,16 +18,19 @@ _BINS = 32  # batches packed at a time: more fill rows better, and cost more whe
 
 
 def pack_dataset(examples: Examples, order: EpochOrder, shape: BatchShape, tokenizer: Tokenizer, seed: int,
-                 process_index: int, process_count: int) -> Any:
+                 part: range) -> Any:
     """A grain dataset of packed batches.
+
+    Every process packs all rows and keeps its own: so the batches, and the state from which they go on, are the same
+    whatever the number of processes.
 
     Args:
       examples: what is packed; each fits a row.
       order: which example comes at which place.
-      shape: rows and length of a batch of this process.
+      shape: rows and length of a batch of all processes.
       tokenizer: its `pad_id` fills rows up, its `bos_id` begins the decoder's inputs.
       seed: of the order of rows.
-      process_index, process_count: this process packs every `process_count`-th example.
+      part: this process's rows; those from `shape.rows` on are padding.
 
     Returns:
       An endless `grain.IterDataset` of batches with positions and segments (0: padding).
@@ -45,15 +48,23 @@ def pack_dataset(examples: Examples, order: EpochOrder, shape: BatchShape, token
         example = examples.make(number, epoch)
         return {name: example[name] for name in names}
 
-    dataset = grain.MapDataset.range(_ENDLESS)[process_index::process_count].map(make).to_iter_dataset(
+    dataset = grain.MapDataset.range(_ENDLESS).map(make).to_iter_dataset(
         grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
     packed = grain.experimental.FirstFitPackIterDataset(
         dataset, length_struct={name: shape.length_of(name) for name in names},
         num_packing_bins=shape.rows * _BINS, seed=seed,
         padding_struct={name: tokenizer.pad_id if first[name].dtype.kind == "i" else 0 for name in names})
     batched = packed.batch(shape.rows, drop_remainder=True).map(
+        functools.partial(_own_rows, part=part, fill={name: tokenizer.pad_id for name in names if name in IDS})).map(
         functools.partial(to_packed_batch, pad_id=tokenizer.pad_id, bos_id=tokenizer.bos_id))
     return grain.experimental.ThreadPrefetchIterDataset(batched, prefetch_buffer_size=2)
+
+
+def _own_rows(packed: dict[str, np.ndarray], *, part: range, fill: Mapping[str, int]) -> dict[str, np.ndarray]:
+    """The rows of one process; where there are none, `fill` or zeros."""
+    own = {name: array[part.start:part.stop] for name, array in packed.items()}
+    return {name: np.concatenate([rows, np.full((len(part) - len(rows), *rows.shape[1:]), fill.get(name, 0),
+                                                rows.dtype)]) for name, rows in own.items()}
 
 
 def packed_sides(sides: np.ndarray, max_length: int, most: int) -> tuple[int, ...]:

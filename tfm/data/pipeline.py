@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from tfm.config import Config, DataConfig
-from tfm.data.batch import Batch, BatchShape, batch_shapes, choose_lengths, choose_sides, pad_batch, padding_of
+from tfm.data.batch import IDS, Batch, BatchShape, batch_shapes, choose_lengths, choose_sides, pad_batch, padding_of
 from tfm.data.cache import cached_tokens
 from tfm.data.examples import Examples, LabelledExamples, PairExamples, TextExamples
 from tfm.data.packing import pack_dataset, packed_sides
@@ -41,8 +41,10 @@ class TrainIterator(Iterator[Batch]):
       padding_share: share of padding among the positions: planned with buckets, measured so far with packing.
     """
 
-    def __init__(self, dataset: Any, examples: Examples, shapes: list[BatchShape], plan: BucketPlan | None) -> None:
+    def __init__(self, dataset: Any, examples: Examples, shapes: list[BatchShape], plan: BucketPlan | None,
+                 text: str | None) -> None:
         self._iterator: Any = iter(dataset)
+        self._text = text  # hash of the content of text files
         self.counts = examples.counts
         self.shapes = shapes
         self.batches_per_epoch = plan.batches_per_epoch if plan else None
@@ -66,11 +68,20 @@ class TrainIterator(Iterator[Batch]):
 
     def get_state(self) -> dict[str, Any]:
         """The position after the last batch given out, as plain JSON data."""
-        return copy.deepcopy(self._iterator.get_state())
+        state: dict[str, Any] = copy.deepcopy(self._iterator.get_state())
+        return state if self._text is None else {"text": self._text, **state}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on from a state, bit for bit."""
-        self._iterator.set_state(copy.deepcopy(state))
+        """Go on from a state, bit for bit.
+
+        Raises:
+          ValueError: it is a position in another text.
+        """
+        place = copy.deepcopy(state)
+        if place.pop("text", self._text) != self._text:
+            raise ValueError("data.train is not the text that this run was trained on so far: put that back, or let a "
+                             "new run start from this one with --init-from")
+        self._iterator.set_state(place)
 
     def close(self) -> None:
         """Stop the background thread; the iterator gives nothing more."""
@@ -98,8 +109,8 @@ def make_train_iterator(config: Config, tokenizer: Tokenizer, splits: Splits, *,
       tokenizer: what made the ids of the model.
       splits: the texts.
       process_index, process_count: which share of the rows of each batch this process gets.
-      multiple_of: rows of the whole batch (all processes) are a multiple of it. With buckets, rows of padding fill
-        it up, so that devices and processes do not change which examples make a batch.
+      multiple_of: rows of the whole batch (all processes) are a multiple of it. Rows of padding fill it up, so that
+        devices and processes do not change which examples make a batch.
       cache_dir: where tokens are kept. None: `data.cache_dir`; nothing is kept where that is None, too.
 
     Returns:
@@ -112,22 +123,24 @@ def make_train_iterator(config: Config, tokenizer: Tokenizer, splits: Splits, *,
 
     rows_of = multiple_of * process_count // np.gcd(multiple_of, process_count)
     data, seed = config.data, config.train.seed
+    text = splits.train.fingerprint if data.source == "text" else None
     examples = make_examples(config, tokenizer, splits, splits.train, "train", cache_dir)
-    _require_examples(examples, data.max_length)
+    _require_examples(examples, data.max_length, "data.train")
     if data.batching == "pack":
-        sides = packed_sides(examples.sides, data.max_length, data.tokens_per_batch // int(rows_of))
-        shape = batch_shapes([sides], data.tokens_per_batch, int(rows_of))[0]
-        local = BatchShape(shape.rows // process_count, *shape.sides)
-        dataset = pack_dataset(examples, EpochOrder(len(examples.sides), seed), local, tokenizer, seed,
-                               process_index, process_count)
-        return TrainIterator(dataset, examples, [local], None)
+        batch_shapes([[data.max_length]], data.tokens_per_batch, int(rows_of))  # refuses a batch with less rows
+        sides = packed_sides(examples.sides, data.max_length, data.tokens_per_batch)
+        shape = batch_shapes([sides], data.tokens_per_batch)[0]
+        rows = -(-shape.rows // int(rows_of)) * int(rows_of) // process_count
+        part = range(process_index * rows, (process_index + 1) * rows)
+        dataset = pack_dataset(examples, EpochOrder(len(examples.sides), seed), shape, tokenizer, seed, part)
+        return TrainIterator(dataset, examples, [BatchShape(rows, *sides)], None, text)
     shapes = batch_shapes(choose_buckets(examples.sides, data, data.buckets), data.tokens_per_batch)
     plan = BucketPlan(examples.sides, shapes, seed)
     maker = _BatchMaker(examples, plan, tokenizer.pad_id, process_index, process_count, int(rows_of))
     dataset = grain.MapDataset.range(_ENDLESS).map(maker).to_iter_dataset(
         grain.ReadOptions(num_threads=1, prefetch_buffer_size=_PREFETCH))
     used = [s for s, n in zip(shapes, plan.batches_per_shape, strict=True) if n]
-    return TrainIterator(dataset, examples, [BatchShape(maker.rows(s), *s.sides) for s in used], plan)
+    return TrainIterator(dataset, examples, [BatchShape(maker.rows(s), *s.sides) for s in used], plan, text)
 
 
 def choose_buckets(sides: np.ndarray, data: DataConfig, count: int | None) -> list[tuple[int, ...]]:
@@ -178,8 +191,7 @@ class _BatchMaker:
 
 def _blank(batch: Batch, pad_id: int) -> Batch:
     """The same arrays with no valid row, for a process that the last batch of an epoch leaves without examples."""
-    ids = ("source", "target", "tokens", "labels")
-    return {name: np.full_like(array, pad_id if name in ids and array.ndim > 1 else 0) for name, array in batch.items()}
+    return {name: np.full_like(array, pad_id if name in IDS and array.ndim > 1 else 0) for name, array in batch.items()}
 
 
 class EvalBatches:
@@ -220,9 +232,13 @@ def make_eval_batches(config: Config, tokenizer: Tokenizer, splits: Splits, text
 
     Returns:
       The batches, each example exactly once.
+
+    Raises:
+      ValueError: no example is left.
     """
     data = config.data
     examples = make_examples(config, tokenizer, splits, texts, "held-out text", cache_dir)
+    _require_examples(examples, data.max_length, "the held-out text")
     buckets = choose_buckets(examples.sides, data, data.buckets or _HELD_OUT_BUCKETS)
     shapes = batch_shapes(buckets, data.tokens_per_batch, multiple_of)
     return EvalBatches(examples, shapes, tokenizer.pad_id)
@@ -248,8 +264,8 @@ def class_names(splits: Splits) -> list[str]:
     return sorted({label for label in splits.train.columns[1] if label})
 
 
-def _require_examples(examples: Examples, max_length: int) -> None:
+def _require_examples(examples: Examples, max_length: int, name: str) -> None:
     counts = examples.counts
     if not counts.examples:
-        raise ValueError(f"data.train: of {counts.texts} examples none is left: {counts.empty} are empty, "
+        raise ValueError(f"{name}: of {counts.texts} examples none is left: {counts.empty} are empty, "
                          f"{counts.skipped} longer than max_length={max_length}")

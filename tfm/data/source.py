@@ -117,7 +117,7 @@ def _open_files(config: DataConfig, split: str) -> Texts:
     if not paths:
         return Texts(())
     if config.task == "classify" and len(paths) == 1:
-        return _open_table(paths[0])
+        return _open_table(paths[0], split)
     needed = 2 if config.task in ("translate", "classify") else 1
     if len(paths) != needed:
         files = {"translate": "a source and a target file",
@@ -125,6 +125,8 @@ def _open_files(config: DataConfig, split: str) -> Texts:
         wanted = files.get(config.task, "one file")
         raise ValueError(f"data.{split} is {paths!r}, but task={config.task!r} needs {wanted}")
     lines = [Lines(path) for path in paths]
+    if not any(map(len, lines)):
+        raise ValueError(f"data.{split}: {paths[0]} is empty")
     if len({len(side) for side in lines}) > 1:
         raise ValueError(f"data.{split}: {paths[0]} has {len(lines[0])} lines, but {paths[1]} has {len(lines[1])}: "
                          "line n of one must belong to line n of the other")
@@ -137,9 +139,11 @@ def _open_files(config: DataConfig, split: str) -> Texts:
     return Texts(lines, _join(*(side.fingerprint for side in lines)))
 
 
-def _open_table(path: str) -> Texts:
+def _open_table(path: str, split: str) -> Texts:
     """Lines `text TAB label`; the last tab counts, and a blank line is an empty example."""
     lines = Lines(path)
+    if not len(lines):
+        raise ValueError(f"data.{split}: {path} is empty")
     rows = [line.rpartition("\t") for line in lines]
     for number, (_, tab, label) in enumerate(rows, start=1):
         if not tab and label.strip():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import hashlib
 import zlib
@@ -18,7 +19,8 @@ _CHUNK = 1 << 26
 class Lines(Sequence[str]):
     """The lines of a UTF-8 file, plain or .gz, without their line ends; only `\\n` ends a line.
 
-    The file is held as bytes, so that a line costs eight bytes beside its text.
+    A byte order mark before the first line is no part of it. The file is held as bytes, so that a line costs eight
+    bytes beside its text.
 
     Raises:
       FileNotFoundError: there is no such file.
@@ -87,10 +89,9 @@ class Documents(Sequence[str]):
 def _read(path: Path) -> bytes:
     if not path.is_file():
         raise FileNotFoundError(f"text file {path} does not exist")
-    if path.suffix != ".gz":
-        return path.read_bytes()
+    content = path.read_bytes()
     try:
-        return gzip.decompress(path.read_bytes())
+        return (gzip.decompress(content) if path.suffix == ".gz" else content).removeprefix(codecs.BOM_UTF8)
     except (EOFError, OSError, zlib.error) as error:
         raise ValueError(f"text file {path} is not whole gzip: {error}") from error
 

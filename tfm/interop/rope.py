@@ -27,15 +27,14 @@ def read_rotary(attributes: Attributes, head_dim: int, *, share: float = 1.0) ->
         share: of a head that rotates where the config does not say.
 
     Raises:
-        ValueError: a kind of scaling, or a setting of it, that is not known, or one that is missing.
+        ValueError: a kind of scaling, or a setting of it, that is not known, or one that is missing; two spellings that
+            contradict each other.
     """
     base = attributes.take("rope_theta", "rotary_emb_base", default=10000.0)
     share = attributes.take("partial_rotary_factor", "rotary_pct", default=share)
     max_positions = attributes.take("max_position_embeddings", "max_sequence_length")
-    settings = dict(attributes.take("rope_parameters", "rope_scaling", default={}))
-    check_kinds(settings, "rope_scaling.")
-    kind = settings.pop("rope_type", settings.get("type", "default"))
-    settings.pop("type", None)
+    settings = _settings(attributes)
+    kind = settings.pop("rope_type", "default")
     base, share = settings.pop("rope_theta", None) or base, settings.pop("partial_rotary_factor", share)
     require(kind in _KNOWN, "rope_scaling.rope_type", kind, f"it must be one of {', '.join(_KNOWN)}")
     for name, value in settings.items():
@@ -46,6 +45,20 @@ def read_rotary(attributes: Attributes, head_dim: int, *, share: float = 1.0) ->
     return {"position": "rotary", "position_base": float(base), "max_positions": max_positions,
             "rotary_dim": None if width == head_dim else width,
             "rotary_scaling": None if kind == "default" else _scaling(kind, settings, max_positions)}
+
+
+def _settings(attributes: Attributes) -> dict[str, Any]:
+    """`rope_parameters`, or the older `rope_scaling`, which users add by hand to a config that has the other."""
+    new, old = (dict(attributes.take(name, default={})) for name in ("rope_parameters", "rope_scaling"))
+    for settings in (new, old):
+        check_kinds(settings, "rope_scaling.")
+        kind = settings.pop("type", None)
+        if kind is not None:
+            settings.setdefault("rope_type", kind)
+    for name, value in old.items() if new else ():
+        require(new.get(name) == value, f"rope_scaling.{name}", value,
+                f"rope_parameters.{name} is {new.get(name)!r} beside it: remove the one that does not hold")
+    return new or old
 
 
 def _scaling(kind: Any, settings: dict[str, Any], max_positions: int) -> RotaryScaling:

@@ -11,7 +11,7 @@ from flax import linen as nn
 from tfm.config import ModelConfig
 from tfm.nn.embeddings import Embedding
 from tfm.nn.projection import embedding_initializer, scale_of
-from tfm.ops.narrow import narrow_projection
+from tfm.ops.narrow import is_narrowed, narrow_projection
 from tfm.ops.products import times_matrix
 
 
@@ -35,8 +35,8 @@ class OutputLogits(nn.Module):
             logits = tied.attend(hidden)
         else:
             table = self.param("table", embedding_initializer(config), (config.vocab_size, config.d_model), dtype)
-            wide = table.astype(config.dtype) if table.dtype == dtype else table
-            logits = _product(hidden, wide.T, scale_of(self))
+            matrix = table if is_narrowed(table, dtype) else table.astype(config.dtype)
+            logits = _product(hidden, matrix.T, scale_of(self))
         if config.logit_bias:
             logits = logits + self.param("bias", nn.initializers.zeros, (config.vocab_size,), dtype)
         if config.logit_softcap is not None:

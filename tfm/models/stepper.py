@@ -18,6 +18,7 @@ from tfm.models.output import stored_output
 from tfm.models.scanned import unstack_layers
 from tfm.nn.cache import Cache, KeyValue, Slots, empty_cache
 from tfm.ops.attention import attention_weights
+from tfm.ops.narrow import is_narrowed
 
 Step = Callable[[jax.Array, Cache], tuple[Any, ...]]
 
@@ -50,7 +51,7 @@ def prepare(config: ModelConfig, params: Any) -> Prepared:
     if config.scan_layers:
         params = unstack_layers(params, config)
     table, scale = stored_output(config, params)
-    if table.dtype == jnp.dtype(config.param_dtype):
+    if not is_narrowed(table, config.param_dtype):
         table = table.astype(config.dtype)
     matrix = {"matrix": jax.lax.optimization_barrier(table.T), **({} if scale is None else {"scale": scale})}
     layers = {name: layer["self_attention"] for name, layer in params["decoder"].items() if "self_attention" in layer}

@@ -18,7 +18,7 @@ from tfm.nn.sharded import attend_on_mesh
 from tfm.ops.attention import Implementation, attention
 from tfm.ops.cached import FEW, cached_attention
 from tfm.ops.linear import LinearState, linear_attention, linear_attention_step
-from tfm.ops.narrow import narrow_projection
+from tfm.ops.narrow import is_narrowed, narrow_projection
 from tfm.ops.positions import Shaw
 from tfm.ops.projection import projection
 
@@ -94,10 +94,10 @@ class MultiHeadAttention(nn.Module):
             return [self.query(x), self.key(x), self.value(x)]
         fused: Any = self.get_variable("decoding", "fused")
         kernel, bias, dtype = fused["kernel"], fused.get("bias"), jnp.dtype(self.dtype)
-        if kernel.dtype == jnp.dtype(self.param_dtype):
-            y = projection(x, kernel, bias, dtype=dtype)
-        else:
+        if is_narrowed(kernel, self.param_dtype):
             y = narrow_projection(x, kernel, bias, scale=fused.get("scale"), dtype=dtype)
+        else:
+            y = projection(x, kernel, bias, dtype=dtype)
         width = self.num_heads * self.head_dim
         return jnp.split(y, (width, width + self.num_kv_heads * self.head_dim), axis=-1)
 
@@ -137,13 +137,13 @@ class MultiHeadAttention(nn.Module):
                 after, seen = store(stored, key, value, plan)
             if seen is not None:
                 rows = seen.value.shape[0]  # beams that share keys: [B * n, T] -> [B, n * T]
-                query = query.reshape(rows, -1, *query.shape[2:])
+                query = query.reshape(rows, batch * length // max(rows, 1), *query.shape[2:])
             how = {"mask": mask, "bias": bias, "query_positions": positions,
                    "key_positions": positions if key_positions is None else key_positions,
                    "deterministic": deterministic}
             if seen is None:
                 heads = self.attend(query, key, value, **how)
-            elif query.shape[1] <= FEW and self.implementation == "auto":
+            elif isinstance(query.shape[1], int) and query.shape[1] <= FEW and self.implementation == "auto":
                 heads = self.attend_stored(query, seen, **how)
             else:
                 heads = self.attend(query, *seen.by_token(), **how)

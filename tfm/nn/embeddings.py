@@ -9,7 +9,7 @@ from flax import linen as nn
 from jax import lax
 
 from tfm.nn.projection import Initializer, scale_of
-from tfm.ops.narrow import narrow_projection
+from tfm.ops.narrow import is_narrowed, narrow_projection
 from tfm.parallel.rules import constrain
 
 NAN_BITS = 0x7FC0
@@ -41,7 +41,7 @@ class Embedding(nn.Module):
 
     def attend(self, x: jax.Array) -> jax.Array:
         """Logits of x against each row in float32: x: [..., features] -> [..., rows]."""
-        if self.table.dtype != jnp.dtype(self.param_dtype):  # narrowed after training
+        if is_narrowed(self.table, self.param_dtype):
             return narrow_projection(x, self.table.T, scale=scale_of(self))
         dtype = jnp.dtype(self.dtype)
         return jnp.einsum("...M,VM->...V", x.astype(dtype), self.table.astype(dtype),

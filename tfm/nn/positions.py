@@ -7,10 +7,10 @@ from typing import Any, Literal, cast
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from tfm.config import ModelConfig, RotaryScaling
 from tfm.ops.positions import rotary
+from tfm.ops.tokens import count_up
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Rotary:
 
     def __call__(self, x: jax.Array, positions: Any) -> jax.Array:
         if positions is None:
-            positions = np.arange(x.shape[1])
+            positions = count_up(x.shape[1])
         return rotary(x, positions, base=self.base, layout=self.layout, scaling=cast(Any, self.scaling),
                       rotary_dim=self.dim)
 
@@ -57,7 +57,7 @@ def default_positions(length: int, *, mask: jax.Array | None = None, segments: j
         >>> default_positions(4, segments=jnp.array([[1, 1, 2, 2]])).tolist()
         [[0, 1, 0, 1]]
     """
-    index = np.arange(length, dtype=np.int32)
+    index = count_up(length)
     if segments is not None:
         starts = jnp.concatenate([jnp.ones_like(segments[:, :1], bool), segments[:, 1:] != segments[:, :-1]], axis=1)
         return index - jax.lax.cummax(jnp.where(starts, index, 0), axis=1)

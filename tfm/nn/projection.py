@@ -13,7 +13,7 @@ from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
 from tfm.config import ModelConfig
-from tfm.ops.narrow import narrow_projection
+from tfm.ops.narrow import is_narrowed, narrow_projection
 from tfm.ops.projection import projection
 
 Initializer = Callable[..., jax.Array]
@@ -77,10 +77,10 @@ class Projection(nn.Module):
         dtype, stored = jnp.dtype(self.dtype), jnp.dtype(self.param_dtype)
         kernel = self.param("kernel", self.kernel_init, (x.shape[-1], self.features), stored)
         bias = self.param("bias", nn.initializers.zeros, (self.features,), stored) if self.use_bias else None
-        if kernel.dtype == stored:
-            y = projection(x, kernel, bias, dtype=dtype)
-        else:  # narrowed after training
+        if is_narrowed(kernel, stored):
             y = narrow_projection(x, kernel, bias, scale=scale_of(self), dtype=dtype)
+        else:
+            y = projection(x, kernel, bias, dtype=dtype)
         if self.lora is not None and self.lora.adapts(self.path):
             rank, init = self.lora.rank, nn.initializers.lecun_normal()
             down = self.param("lora_a", init, (x.shape[-1], rank), stored)

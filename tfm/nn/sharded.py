@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import AxisType, PartitionSpec
 
 from tfm.ops.attention import Implementation, attention
@@ -25,7 +26,7 @@ def attend_on_mesh(query: jax.Array, key: jax.Array, value: jax.Array, *, mask: 
     """`attention` over the current mesh, without dropout; None where there is none, or it is not made for this.
 
     Left to itself, the compiler would gather rows and heads of a kernel that goes through them in a loop, and let
-    every device compute all of them.
+    every device compute all of them. Positions that are known when it is compiled stay known.
 
     Args: as for `tfm.ops.attention`.
 
@@ -44,18 +45,20 @@ def attend_on_mesh(query: jax.Array, key: jax.Array, value: jax.Array, *, mask: 
         return None
     rows, heads, place = (ACTIVATION_AXES[letter] for letter in "BHT")
     tokens = PartitionSpec(rows, place, heads)
-    given = [jnp.arange(x.shape[1], dtype=jnp.int32) if positions is None else positions
-             for x, positions in ((query, query_positions), (key, key_positions))]
-    named = {"mask": mask, "bias": bias, "relative": relative, "positions": [jnp.atleast_2d(x) for x in given]}
-    named = jax.tree.map(jnp.asarray, named)
+    numbers = [np.arange(x.shape[1], dtype=np.int32) if positions is None else positions
+               for x, positions in ((query, query_positions), (key, key_positions))]
+    known = [not ring and isinstance(x, np.ndarray) and np.atleast_2d(x).shape[0] == 1 for x in numbers]
+    given = [None if stay else jnp.atleast_2d(x) for x, stay in zip(numbers, known, strict=True)]
+    named = jax.tree.map(jnp.asarray, {"mask": mask, "bias": bias, "relative": relative, "positions": given})
     specs = {"mask": jax.tree.map(partial(_along, (rows, place)), named["mask"]),
              "bias": jax.tree.map(lambda x: PartitionSpec(*[None] * (x.ndim - 1), heads), named["bias"]),
              "relative": jax.tree.map(lambda x: PartitionSpec(), named["relative"]),
-             "positions": [_along((rows, place), x) for x in named["positions"]]}
+             "positions": jax.tree.map(partial(_along, (rows, place)), given)}
 
     def local(query: jax.Array, key: jax.Array, value: jax.Array, named: dict[str, Any]) -> Any:
+        here = [x if stay else y for x, y, stay in zip(numbers, named["positions"], known, strict=True)]
         common = {"mask": named["mask"], "bias": named["bias"], "scale": scale, "soft_cap": soft_cap,
-                  "query_positions": named["positions"][0], "key_positions": named["positions"][1]}
+                  "query_positions": here[0], "key_positions": here[1]}
         if ring:
             return ring_attention(query, key, value, axis_name=AXIS, **common)
         return attention(query, key, value, relative=named["relative"], implementation=implementation, **common)

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 
+from tfm.ops.arguments import float_array
 from tfm.ops.dense import NEGATIVE, accumulator, softmax
 from tfm.ops.masks import Rule, as_rule
 from tfm.ops.tokens import Array, Tokens
@@ -42,13 +43,24 @@ def additive_attention(
 
     Reference: Bahdanau, Cho and Bengio (2015), section 3.1 and appendix A.1.2.
     """
+    names = "query", "key", "value", "query_kernel", "key_kernel", "vector"
+    arrays = zip((query, key, value, query_kernel, key_kernel, vector), names, strict=True)
+    query, key, value, query_kernel, key_kernel, vector = (float_array(x, name) for x, name in arrays)
     _check(query, key, value, query_kernel, key_kernel, vector)
     hidden = jnp.tanh((query @ query_kernel)[:, :, None] + (key @ key_kernel)[:, None])
     scores = jnp.einsum("BTSA,A->BTS", hidden, vector, preferred_element_type=accumulator(hidden, vector))
     if mask is not None:
         rows, columns = (Tokens(jnp.arange(x.shape[1])[None]) for x in (query, key))
-        scores = jnp.where(as_rule(mask).visible(rows, columns)[:, 0], scores, NEGATIVE)
+        seen = as_rule(mask).visible(rows, columns)
+        _check_mask(seen.shape, scores.shape)
+        scores = jnp.where(jnp.broadcast_to(seen, (len(scores), 1, *scores.shape[1:]))[:, 0], scores, NEGATIVE)
     return jnp.einsum("BTS,BSD->BTD", softmax(scores), value).astype(query.dtype)
+
+
+def _check_mask(shape: tuple[int, ...], scores: tuple[int, ...]) -> None:
+    wanted = scores[0], 1, *scores[1:]
+    if len(shape) > 4 or any(n not in (1, m) for n, m in zip(shape[::-1], wanted[::-1], strict=False)):
+        raise ValueError(f"mask has shape {shape}; it must be broadcastable to {wanted}")
 
 
 def _check(

@@ -12,8 +12,8 @@ from tfm.ops.dense import NEGATIVE, Scoring, check_shapes, dense_attention, dens
 from tfm.ops.fit import check_fit
 from tfm.ops.masks import Rule, as_rule
 from tfm.ops.positions import Bias, MatrixBias, Shaw
-from tfm.ops.tokens import Array, Tokens, as_batch
-from tfm.ops.vendor import cudnn_attention, missing, splash_attention
+from tfm.ops.tokens import Array, Tokens, as_batch, check_registered, count_up
+from tfm.ops.vendor import Call, cudnn_attention, cudnn_lacks, splash_attention, vendor_kernel
 
 Implementation = Literal["auto", "dense", "blockwise", "cudnn"]
 
@@ -124,6 +124,7 @@ def attention(
     Raises:
       ValueError: shapes or types that do not fit, an unknown implementation, a traced scale, a soft cap or block size
         not above 0, dropout without a key or with a rate outside [0, 1), a rule or option that "cudnn" lacks.
+      NotImplementedError: forward-mode or second derivatives of "blockwise".
 
     Example:
       >>> import jax.numpy as jnp
@@ -147,10 +148,11 @@ def attention(
     scoring = make_scoring(query, mask, bias, scale, relative, soft_cap, dropout_rate)
     tokens = make_tokens(query, key, query_positions, key_positions)
     check_fit(scoring, query, key.shape[1], value.shape[3])
-    lacking = missing(scoring, *tokens, return_lse)
-    if implementation == "cudnn" and lacking:
+    call = query, key, value, scoring, tokens, return_lse
+    lacking = cudnn_lacks(*call) if implementation == "cudnn" else None
+    if lacking:
         raise ValueError(f"implementation 'cudnn' lacks {lacking}; 'blockwise' has it")
-    chosen = _choose(query, key, lacking) if implementation == "auto" else implementation
+    chosen = _choose(*call) if implementation == "auto" else implementation
     if 0 in (*query.shape[:2], *key.shape[:2], value.shape[3]):
         chosen = "dense"  # of nothing there are no blocks
     if chosen == "cudnn":
@@ -164,22 +166,21 @@ def attention(
     return (output, lse) if return_lse else output
 
 
-def _choose(query: jax.Array, key: jax.Array, lacking: str | None) -> str:
+def _choose(*call: *Call) -> str:
     """The implementation of "auto", by device, length and rule; `benchmarks/README.md` has the measurements.
 
     | device | where | choice |
     |---|---|---|
-    | GPU | half precision, a rule that cuDNN has | cudnn |
-    | TPU | a rule that splash attention has, lengths that are multiples of 128, heads of 128 | splash |
+    | any | a symbolic shape (`jax.export`) | dense |
+    | NVIDIA GPU | what cuDNN has: half precision, no rule or a causal one, also with a window | cudnn |
+    | TPU | what splash attention has: also windows to both sides; lengths and widths of 128 n | splash |
     | any | up to 512 x 512 scores per head, or up to 16 queries | dense |
     | any | else | blockwise |
     """
-    device, (T, S) = jax.default_backend(), (query.shape[1], key.shape[1])
-    if device == "gpu" and lacking is None and query.dtype in (jnp.bfloat16, jnp.float16):
-        return "cudnn"
-    if device == "tpu" and lacking is None and T % 128 == S % 128 == query.shape[3] % 128 == 0:
-        return "splash"
-    return "dense" if T * S <= 512 * 512 or T <= 16 else "blockwise"
+    B, T, S = *call[0].shape[:2], call[1].shape[1]
+    if not all(isinstance(n, int) for n in (B, T, S)):
+        return "dense"
+    return vendor_kernel(*call) or ("dense" if T * S <= 512 * 512 or T <= 16 else "blockwise")
 
 
 def merge(parts: Sequence[tuple[jax.Array, jax.Array]]) -> tuple[jax.Array, jax.Array]:
@@ -263,14 +264,27 @@ def make_scoring(
     soft_cap = None if soft_cap is None else _number("soft_cap", soft_cap)
     if soft_cap is not None and soft_cap <= 0:
         raise ValueError(f"soft_cap is {soft_cap}; it must be above 0, or None")
+    if not isinstance(relative, Shaw | None):
+        raise ValueError(f"relative is {relative!r}; it must be a tfm.positions.Shaw, or None")
     return Scoring(
         rule=None if mask is None else as_rule(mask),
-        bias=bias if bias is None or isinstance(bias, Bias) else MatrixBias(jnp.asarray(bias)),
+        bias=None if bias is None else _as_bias(bias),
         relative=relative,
         scale=query.shape[-1] ** -0.5 if scale is None else _number("scale", scale),
         soft_cap=soft_cap,
         dropout_rate=float(dropout_rate),
     )
+
+
+def _as_bias(bias: Bias | Array) -> Bias:
+    """A bias rule as it is; an array as a `MatrixBias`."""
+    if isinstance(bias, Bias):
+        check_registered(bias, Bias)
+        return bias
+    try:
+        return MatrixBias(jnp.asarray(bias))
+    except TypeError as error:
+        raise ValueError(f"bias is {bias!r}; it must be a rule of tfm.positions, or a float array") from error
 
 
 def _number(name: str, value: float) -> float:
@@ -284,7 +298,7 @@ def make_tokens(
     query: jax.Array, key: jax.Array, query_positions: Array | None, key_positions: Array | None
 ) -> tuple[Tokens, Tokens]:
     def tokens(name: str, x: jax.Array, positions: Array | None) -> Tokens:
-        positions = np.arange(x.shape[1], dtype=np.int32) if positions is None else positions
+        positions = count_up(x.shape[1]) if positions is None else positions
         positions = positions if hasattr(positions, "ndim") else np.asarray(positions)
         if positions.shape not in ((x.shape[1],), (1, x.shape[1]), x.shape[:2]):
             raise ValueError(f"{name} has shape {positions.shape}; it must be {x.shape[1:2]} or {x.shape[:2]}")

@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tfm.ops.arguments import float_array
+
 Bits = Literal["hash", "threefry"]
 
 # Odd multipliers near 2**32 / golden ratio: (row, column) pairs closer than about 2**16 never share a counter.
@@ -47,8 +49,7 @@ def hash_bits(key: jax.Array, *coordinates: jax.Array) -> jax.Array:
     """
     if not coordinates:
         raise ValueError("hash_bits needs one coordinate at least, got none")
-    words = jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
-    return _hash(words, *map(_u32, coordinates))
+    return _hash(_words(key), *map(_u32, coordinates))
 
 
 def keep_mask(key: jax.Array, rate: float, *coordinates: jax.Array) -> jax.Array:
@@ -80,7 +81,7 @@ def dropout(x: jax.Array, rate: float, key: jax.Array | None, *, bits: Bits = "h
         y = keep * x / (1 - rate),   keep ~ Bernoulli(1 - rate)
 
     Args:
-        x: [..., M] array.
+        x: [..., M] float.
         rate: probability of dropping, in [0, 1); 0 gives x back.
         key: random key; the same key and shape give the same mask on every mesh. May be None where the rate is 0.
         bits: "hash", the counter hash of `hash_bits`, or "threefry", jax.random's own generator.
@@ -89,7 +90,7 @@ def dropout(x: jax.Array, rate: float, key: jax.Array | None, *, bits: Bits = "h
         array of x's shape and dtype.
 
     Raises:
-        ValueError: a rate outside [0, 1), an absent key, an unknown kind of bits.
+        ValueError: an x of integers, a rate outside [0, 1), an absent key, an unknown kind of bits.
 
     Example:
         >>> y = dropout(jnp.ones(8), 0.5, jax.random.key(0))
@@ -99,6 +100,7 @@ def dropout(x: jax.Array, rate: float, key: jax.Array | None, *, bits: Bits = "h
     Reference: Srivastava et al., "Dropout", 2014, section 4.
     """
     _check_rate(rate)
+    x = float_array(x, "x")
     if rate == 0.0:
         return x
     if key is None:
@@ -124,6 +126,15 @@ def _hash(words: jax.Array, *coordinates: jax.Array) -> jax.Array:
     for coordinate in outer:
         first, second = _mix(coordinate * _ROW + first, second), _mix(coordinate * _COLUMN + second, first)
     return _mix(row * _ROW + column * _COLUMN + first, second)
+
+
+def _words(key: jax.Array) -> jax.Array:
+    """The words of one random key."""
+    typed = hasattr(key, "dtype") and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    if getattr(key, "ndim", None) != (0 if typed else 1):
+        given = f"of shape {key.shape}" if hasattr(key, "shape") else repr(key)
+        raise ValueError(f"the random key is {given}; it must be one key, as `jax.random.key` makes it")
+    return jax.random.key_data(key) if typed else key
 
 
 def _seed(words: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -75,6 +75,7 @@ def linear_attention(
 
     Reference: Katharopoulos et al. (2020), Transformers are RNNs, sections 3.2 to 3.4.
     """
+    query, key, value = (jnp.asarray(x) for x in (query, key, value))
     _check(query, key, value, causal, key_mask, chunk_size)
     q, k, v = _features(query, key, value, key_mask, feature_map)
     if causal:
@@ -116,6 +117,7 @@ def linear_attention_step(
 
     Reference: Katharopoulos et al. (2020), section 3.4, equations 18 to 20.
     """
+    query, key, value = (jnp.asarray(x) for x in (query, key, value))
     _check(query, key, value, True, key_mask, chunk_size)
     q, k, v = _features(query, key, value, key_mask, feature_map)
     v = _with_ones(v)
@@ -150,7 +152,7 @@ def _features(
     B, T, H, D = q.shape
     K = key.shape[2]
     q = q.reshape(B, T, K, H // K, D).transpose(0, 2, 3, 1, 4)
-    return q, k.transpose(0, 2, 1, 3)[:, :, None], v.transpose(0, 2, 1, 3)[:, :, None]
+    return vary_alike((q, k.transpose(0, 2, 1, 3)[:, :, None], v.transpose(0, 2, 1, 3)[:, :, None]))
 
 
 def _with_ones(v: jax.Array) -> jax.Array:

@@ -7,7 +7,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from tfm.ops.arguments import float_array, integer_array
 from tfm.ops.products import contract, row_product
+from tfm.ops.tokens import vary_alike
 
 
 def label_smoothed_cross_entropy(logits: jax.Array, targets: jax.Array, *, smoothing: float = 0.0,
@@ -19,7 +21,7 @@ def label_smoothed_cross_entropy(logits: jax.Array, targets: jax.Array, *, smoot
 
     Args:
         logits: [..., V] float; the loss is computed in float32, or float64 where they are.
-        targets: [...] int ids.
+        targets: [...] int ids in 0 .. V - 1. Another one counts as the nearest of these: give it a weight of 0.
         smoothing: the part that is spread over all V classes, the target among them; in [0, 1).
         weights: [...] float that multiply the losses, 0 for padding; ones where None.
 
@@ -27,7 +29,7 @@ def label_smoothed_cross_entropy(logits: jax.Array, targets: jax.Array, *, smoot
         [...] float32 losses in nats, one a token, each multiplied by its weight.
 
     Raises:
-        ValueError: shapes that do not fit, or smoothing outside [0, 1).
+        ValueError: shapes that do not fit, targets that are no integers, or smoothing outside [0, 1).
 
     Example:
         >>> loss = label_smoothed_cross_entropy(jnp.zeros((2, 8)), jnp.array([1, 2]), smoothing=0.1)
@@ -37,6 +39,7 @@ def label_smoothed_cross_entropy(logits: jax.Array, targets: jax.Array, *, smoot
     Reference: Szegedy et al., "Rethinking the Inception Architecture for Computer Vision", 2015, section 7; Vaswani
     et al., "Attention Is All You Need", 2017, section 5.4.
     """
+    logits, targets, weights = jnp.asarray(logits), integer_array(targets, "targets"), _or_none(weights)
     _check(logits.shape[:-1], targets, weights, smoothing)
     loss = _losses(logits.astype(jnp.promote_types(logits.dtype, jnp.float32)), targets, smoothing)
     return loss if weights is None else loss * weights.astype(loss.dtype)
@@ -54,7 +57,7 @@ def fused_cross_entropy(hidden: jax.Array, embedding: jax.Array, targets: jax.Ar
     Args:
         hidden: [..., M] float; products use its dtype for the operands and float32 for the sums.
         embedding: [V, M] float.
-        targets: [...] int ids.
+        targets: [...] int ids, as for `label_smoothed_cross_entropy`.
         smoothing: see `label_smoothed_cross_entropy`.
         weights: [...] float that multiply the losses; ones where None.
         bias: [V] float, added to the logits.
@@ -65,7 +68,7 @@ def fused_cross_entropy(hidden: jax.Array, embedding: jax.Array, targets: jax.Ar
         [...] float32 losses in nats, each multiplied by its weight.
 
     Raises:
-        ValueError: shapes that do not fit, smoothing outside [0, 1), a softcap or chunk size not above 0.
+        ValueError: shapes or types that do not fit, smoothing outside [0, 1), a softcap or chunk size not above 0.
 
     Example:
         >>> hidden, embedding = jnp.ones((2, 5, 4)), jnp.ones((8, 4))
@@ -73,9 +76,11 @@ def fused_cross_entropy(hidden: jax.Array, embedding: jax.Array, targets: jax.Ar
         >>> loss.shape, round(float(loss[0, 0]), 4)
         ((2, 5), 2.0794)
     """
+    hidden, embedding = float_array(hidden, "hidden"), float_array(embedding, "embedding")
+    targets, weights, bias = integer_array(targets, "targets"), _or_none(weights), _or_none(bias)
     _check_fused(hidden, embedding, targets, weights, bias, smoothing, softcap, chunk_size)
     form = _Form(smoothing, softcap, chunk_size)
-    loss = _per_token(hidden, jnp.asarray(embedding), bias, targets, form)
+    loss = _per_token(*vary_alike((hidden, embedding, bias, targets)), form)
     return loss if weights is None else loss * weights.astype(loss.dtype)
 
 
@@ -105,13 +110,19 @@ def fused_cross_entropy_sum(hidden: jax.Array, embedding: jax.Array, targets: ja
         >>> round(float(loss) / 10, 4)
         2.0794
     """
+    hidden, embedding = float_array(hidden, "hidden"), float_array(embedding, "embedding")
+    targets, weights, bias = integer_array(targets, "targets"), _or_none(weights), _or_none(bias)
     _check_fused(hidden, embedding, targets, weights, bias, smoothing, softcap, chunk_size)
     if parts != (1, 1) and (targets.ndim != 2 or targets.shape[0] % parts[0] or targets.shape[1] % parts[1]):
         raise ValueError(f"parts are {parts}, but they must divide the shape {targets.shape} of the tokens")
     form = _Form(smoothing, softcap, chunk_size, parts)
     wide = jnp.promote_types(hidden.dtype, jnp.float32)
     weights = jnp.ones(targets.shape, wide) if weights is None else weights.astype(wide)
-    return _summed(hidden, jnp.asarray(embedding), bias, weights, targets, form)
+    return _summed(*vary_alike((hidden, embedding, bias, weights, targets)), form)
+
+
+def _or_none(x: jax.Array | None) -> jax.Array | None:
+    return None if x is None else jnp.asarray(x)
 
 
 class _Form(NamedTuple):
@@ -289,7 +300,7 @@ def _join(chunks: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """The inverse of _split."""
     batch, length = _batch_length(shape)
     whole = jnp.moveaxis(chunks, 0, 1)
-    whole = whole.reshape(batch, -1, *whole.shape[3:])[:, :length]
+    whole = whole.reshape(batch, whole.shape[1] * whole.shape[2], *whole.shape[3:])[:, :length]
     return whole.reshape(*shape, *whole.shape[2:])
 
 

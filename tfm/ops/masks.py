@@ -14,7 +14,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tfm.ops.tokens import Array, Spans, Tokens, array_module, as_batch, known, pair_up, register_rule, spans
+from tfm.ops.tokens import (
+    Array,
+    Spans,
+    Tokens,
+    array_module,
+    as_batch,
+    check_registered,
+    known,
+    pair_up,
+    register_rule,
+    spans,
+)
 
 EMPTY, PARTIAL, FULL = 0, 1, 2
 _FAR = 1 << 30
@@ -22,7 +33,11 @@ _FAR = 1 << 30
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """Says which queries see which keys.  Combine with `&` and `|`; boolean arrays join in."""
+    """Says which queries see which keys.  Combine with `&` and `|`; boolean arrays join in.
+
+    A rule of your own is a frozen dataclass under `register_rule` with `visible`, and `bounds` where blocks are to be
+    skipped.
+    """
 
     __array_ufunc__ = None  # so that `array & rule` comes to __rand__
     axes: ClassVar[dict[str, str]] = {}
@@ -33,8 +48,11 @@ class Rule:
         raise NotImplementedError
 
     def bounds(self, query: Spans, key: Spans) -> tuple[Array, Array]:
-        """Per pair of blocks: may some pair see, do all surely see; bool, broadcastable to [B, H, n, m]."""
-        raise NotImplementedError
+        """Per pair of blocks: may some pair see, do all surely see; bool, broadcastable to [B, H, n, m].
+
+        A rule that does not say is evaluated for all blocks.
+        """
+        return np.ones((1, 1, 1, 1), bool), np.zeros((1, 1, 1, 1), bool)
 
     def map_keys(self, move: Callable[[Array], Array]) -> "Rule":
         """The rule for keys moved elsewhere: `move` takes the arrays that go along with the key array."""
@@ -95,7 +113,7 @@ class Rule:
             total += int(np.broadcast_to(seen, np.broadcast_shapes(seen.shape, (1, 1, *pairs))).sum()) * (
                 1 if kinds[i, j] == PARTIAL else shape[0] * shape[1]
             )
-        return total
+        return int(total)
 
     def __and__(self, other: "Rule | Array") -> "Rule":
         return And(self, as_rule(other))
@@ -145,6 +163,7 @@ def as_bool(x: Array, name: str) -> Array:
 def as_rule(mask: "Rule | Array") -> Rule:
     """A rule as it is; a boolean array, broadcastable to [B, H, T, S], as a `Matrix`."""
     if isinstance(mask, Rule):
+        check_registered(mask, Rule)
         return mask
     mask = mask if hasattr(mask, "dtype") else np.asarray(mask)
     if mask.dtype != bool:

@@ -32,6 +32,17 @@ def quantize(weight: jax.Array, axis: int) -> tuple[jax.Array, jax.Array]:
     return q, jnp.squeeze(scale, axis)
 
 
+def is_narrowed(matrix: jax.Array, stored: DTypeLike) -> bool:
+    """Whether a matrix of parameters of the type `stored` was narrowed after training; one cast to another type, such
+    as all of a model's to float64, is not.
+
+    Example:
+        >>> [is_narrowed(jnp.zeros((2, 2), kind), jnp.float32) for kind in (jnp.bfloat16, jnp.float16, jnp.float32)]
+        [True, False, False]
+    """
+    return matrix.dtype in (jnp.bfloat16, jnp.int8) and matrix.dtype != jnp.dtype(stored)
+
+
 def narrow_projection(x: jax.Array, kernel: jax.Array, bias: jax.Array | None = None, *,
                       scale: jax.Array | None = None, dtype: DTypeLike = jnp.float32) -> jax.Array:
     """y = x W + b for a matrix stored in fewer bits than activations: W = kernel, or scale * kernel where it is int8.

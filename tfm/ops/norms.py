@@ -11,6 +11,9 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from tfm.ops.arguments import float_array
+from tfm.ops.tokens import vary_alike
+
 
 def layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array | None = None, *, epsilon: float = 1e-6) -> jax.Array:
     """Normalise the last axis to mean 0 and variance 1, then scale and shift: (x - mean) / sqrt(var + eps) * g + b.
@@ -24,6 +27,9 @@ def layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array | None = None, *,
     Returns:
         [..., M] in the type of x.
 
+    Raises:
+        ValueError: shapes that do not fit, an x of integers.
+
     Example:
         >>> import jax.numpy as jnp
         >>> layer_norm(jnp.array([1.0, 3.0]), jnp.ones(2), epsilon=0.0).tolist()
@@ -31,7 +37,7 @@ def layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array | None = None, *,
 
     Reference: Ba, Kiros and Hinton (2016), "Layer Normalization", equation 4.
     """
-    return _normalize(x, scale, bias, epsilon, True)
+    return _normalize(*_arrays(x, scale, bias), epsilon, True)
 
 
 def rms_norm(x: jax.Array, scale: jax.Array, *, epsilon: float = 1e-6) -> jax.Array:
@@ -45,6 +51,9 @@ def rms_norm(x: jax.Array, scale: jax.Array, *, epsilon: float = 1e-6) -> jax.Ar
     Returns:
         [..., M] in the type of x.
 
+    Raises:
+        ValueError: shapes that do not fit, an x of integers.
+
     Example:
         >>> import jax.numpy as jnp
         >>> rms_norm(jnp.array([3.0, -3.0]), jnp.ones(2), epsilon=0.0).tolist()
@@ -52,7 +61,16 @@ def rms_norm(x: jax.Array, scale: jax.Array, *, epsilon: float = 1e-6) -> jax.Ar
 
     Reference: Zhang and Sennrich (2019), "Root Mean Square Layer Normalization", equation 4.
     """
-    return _normalize(x, scale, None, epsilon, False)
+    return _normalize(*_arrays(x, scale, None), epsilon, False)
+
+
+def _arrays(x: jax.Array, scale: jax.Array, bias: jax.Array | None) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    x, scale = float_array(x, "x"), jnp.asarray(scale)
+    bias = None if bias is None else jnp.asarray(bias)
+    for name, y in (("scale", scale), ("bias", scale if bias is None else bias)):
+        if y.shape != x.shape[-1:]:
+            raise ValueError(f"{name} has shape {y.shape}; it must be {x.shape[-1:]} for this x")
+    return vary_alike((x, scale, bias))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))

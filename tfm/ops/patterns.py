@@ -139,7 +139,7 @@ def bigbird(
       num_heads: 1 gives all heads the same random blocks.
 
     Raises:
-      ValueError: an even number of window blocks.
+      ValueError: an even number of window blocks, a length, block size or number of heads below 1.
 
     Example:
       >>> bigbird(1024).cells.sum(-1).tolist()
@@ -149,6 +149,9 @@ def bigbird(
     """
     if num_window_blocks % 2 == 0:
         raise ValueError(f"bigbird's num_window_blocks is {num_window_blocks}; it must be odd: a block and its sides")
+    for name, value in (("length", length), ("block_size", block_size), ("num_heads", num_heads)):
+        if value < 1:
+            raise ValueError(f"bigbird's {name} is {value}; it must be 1 or more")
     count = -(-length // block_size)
     index = np.arange(count)
     ends = np.minimum(2 * index, 2 * (count - 1 - index) + 1) < num_global_blocks

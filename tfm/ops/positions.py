@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tfm.ops.arguments import float_array
 from tfm.ops.relative import collect, distances, key_run, look_up
 from tfm.ops.tokens import Array, Tokens, pair_up, register_rule
 
@@ -102,7 +103,7 @@ def rotary(
       [B, T, H, D], x's dtype.
 
     Raises:
-      ValueError: an odd width, an unknown layout or kind of scaling.
+      ValueError: an x of integers, positions that do not fit, an odd width, an unknown layout or kind of scaling.
 
     Example:
       >>> x = jnp.ones((1, 2, 1, 2))
@@ -112,6 +113,8 @@ def rotary(
     Reference: Su et al. (2021), RoFormer, section 3.2.2; Peng et al. (2023), YaRN (scalings).
     """
     _check_layout(layout)
+    x = float_array(x, "x")
+    _check_positions(np.shape(positions), x.shape)
     dim = x.shape[-1] if rotary_dim is None else rotary_dim
     if dim % 2 or not 0 < dim <= x.shape[-1]:
         raise ValueError(f"rotary's width is {dim}; it must be even and at most the head width {x.shape[-1]}")
@@ -127,6 +130,12 @@ def rotary(
         return jnp.concatenate([x1 * cos - x2 * sin, x2 * cos + x1 * sin], -1).astype(x.dtype)
     x1, x2 = jnp.moveaxis(wide.reshape(*x.shape[:-1], dim // 2, 2), -1, 0)
     return jnp.stack([x1 * cos - x2 * sin, x2 * cos + x1 * sin], -1).reshape(x.shape).astype(x.dtype)
+
+
+def _check_positions(shape: tuple[int, ...], x_shape: tuple[int, ...]) -> None:
+    tokens = x_shape[:-2]
+    if len(shape) > len(tokens) or any(n not in (1, m) for n, m in zip(shape[::-1], tokens[::-1], strict=False)):
+        raise ValueError(f"positions have shape {shape}; they must be {tokens[-1:]} or {tokens} for this x")
 
 
 def scaled_frequencies(dim: int, base: float, scaling: RotaryScaling | None,
@@ -225,7 +234,7 @@ def alibi_slopes(num_heads: int) -> jax.Array:
     """
     if num_heads < 1:
         raise ValueError(f"num_heads is {num_heads}; it must be 1 or more")
-    power = 1 << (num_heads.bit_length() - 1)
+    power = 1 << (int(num_heads).bit_length() - 1)
     slopes = 2.0 ** (-8.0 / power * np.arange(1, power + 1))
     between = 2.0 ** (-4.0 / power * np.arange(1, 2 * power, 2))
     return jnp.asarray(np.concatenate([slopes, between])[:num_heads], jnp.float32)
@@ -265,6 +274,9 @@ def t5_bucket(
     Returns:
       [...] int32, in 0 .. num_buckets - 1.
 
+    Raises:
+      ValueError: fewer than two buckets for a direction, or a max_distance that the exact ones go beyond.
+
     Example:
       >>> t5_bucket(np.array([-200, -8, -1, 0, 1, 20]), bidirectional=True).tolist()
       [15, 8, 1, 0, 17, 26]
@@ -280,6 +292,9 @@ def t5_bucket(
     else:
         distance = jnp.maximum(-relative_position, 0)
     exact = num_buckets // 2
+    if not 0 < exact < max_distance:
+        raise ValueError(f"t5_bucket has {num_buckets} buckets a direction and a max_distance of {max_distance}; "
+                         "the buckets must be 2 or more, and the distance above half of them")
     # Bucket exact + i begins at exact * (max_distance / exact)^(i / (num_buckets - exact)): comparisons with the
     # least integer of each, exact in every dtype, in place of a logarithm.
     steps = np.arange(1, num_buckets - exact) / (num_buckets - exact)

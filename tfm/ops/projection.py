@@ -8,7 +8,9 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 from jax.typing import DTypeLike
 
+from tfm.ops.arguments import float_array
 from tfm.ops.products import contract, row_product, times_matrix
+from tfm.ops.tokens import vary_alike
 
 
 def projection(x: jax.Array, kernel: jax.Array, bias: jax.Array | None = None, *,
@@ -33,18 +35,20 @@ def projection(x: jax.Array, kernel: jax.Array, bias: jax.Array | None = None, *
         [..., out] array of `dtype`.
 
     Raises:
-        ValueError: axes that do not fit.
+        ValueError: axes that do not fit, integers.
 
     Example:
         >>> projection(jnp.ones((2, 3)), jnp.ones((3, 4)), jnp.ones(4)).tolist()[0]
         [4.0, 4.0, 4.0, 4.0]
     """
+    x, kernel = float_array(x, "x"), float_array(kernel, "kernel")
+    bias = None if bias is None else jnp.asarray(bias)
     if kernel.ndim != 2 or x.shape[-1:] != kernel.shape[:1]:
         raise ValueError(f"projection needs x [..., in] and kernel [in, out], got {x.shape} and {kernel.shape}")
     if bias is not None and bias.shape != kernel.shape[1:]:
         raise ValueError(f"projection needs a bias of shape {kernel.shape[1:]}, got {bias.shape}")
     dtype = jnp.dtype(x.dtype if dtype is None else dtype)
-    return _product(x.astype(dtype), kernel, bias, dtype)
+    return _product(*vary_alike((x.astype(dtype), kernel, bias)), dtype)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))

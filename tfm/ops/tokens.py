@@ -2,7 +2,7 @@
 
 import dataclasses
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -96,6 +96,11 @@ def array_module(*arrays: Array) -> Any:
     return np if all(isinstance(x, (np.ndarray, np.generic, int, bool)) for x in arrays) else jnp
 
 
+def count_up(length: int) -> Array:
+    """0 .. length - 1 as int32: known while tracing, unless the length is symbolic, as `jax.export` may have it."""
+    return (np if isinstance(length, int) else jnp).arange(length, dtype=np.int32)
+
+
 def known(x: Array) -> np.ndarray | None:
     """The values of an array that is not traced, else None."""
     return None if isinstance(x, jax.core.Tracer) else np.asarray(x)
@@ -116,12 +121,31 @@ def spans(tokens: Tokens, size: int) -> Spans:
     return Spans(_cut(tokens.positions, 1, size), index)
 
 
-def register_rule(cls: type) -> type:
-    """Makes a dataclass a pytree; fields with metadata {"static": True} are fixed under `jit`."""
+Class = TypeVar("Class", bound=type)
+
+
+def register_rule(cls: Class) -> Class:
+    """Makes the dataclass of a rule or a bias a pytree; fields with metadata {"static": True} are fixed under `jit`.
+
+    Example:
+        >>> @register_rule
+        ... @dataclasses.dataclass(frozen=True)
+        ... class Every:
+        ...     step: int = dataclasses.field(metadata={"static": True})
+        >>> jax.tree.map(lambda x: x, Every(3))
+        Every(step=3)
+    """
     fields = dataclasses.fields(cls)
     static = [f.name for f in fields if f.metadata.get("static")]
     jax.tree_util.register_dataclass(cls, [f.name for f in fields if f.name not in static], static)
     return cls
+
+
+def check_registered(rule: Any, kind: type) -> None:
+    """Refuses a rule or a bias (the `kind`) that is no pytree, or has such a part: `jit` could not look into it."""
+    for part in jax.tree.leaves(rule):
+        if isinstance(part, kind):
+            raise ValueError(f"{type(part).__name__} is no pytree: decorate its dataclass with tfm.masks.register_rule")
 
 
 def pair_up(query: Array, key: Array) -> tuple[Array, Array]:
@@ -134,14 +158,15 @@ def vary_alike(tree: Any, *others: Any) -> Any:
 
     Loops want it of what they carry; outside `shard_map` nothing changes.
     """
-    axes = frozenset().union(*(_axes(x) for x in jax.tree.leaves((tree, others))))
+    axes = frozenset().union(*(varying_axes(x) for x in jax.tree.leaves((tree, others))))
 
     def vary(x: Array) -> Array:
-        new = tuple(axes - _axes(x))
+        new = tuple(axes - varying_axes(x))
         return jax.lax.pcast(x, new, to="varying") if new else x
 
     return jax.tree.map(vary, tree)
 
 
-def _axes(x: Array) -> frozenset:
+def varying_axes(x: Array) -> frozenset:
+    """Axes of the mesh over which an array varies; none outside `shard_map`."""
     return jax.typeof(x).manual_axis_type.varying

@@ -306,7 +306,8 @@ def average_checkpoints(paths: Sequence[str | Path]) -> Any:
     first = load_checkpoint_config(verify(Path(paths[0])))
     for path in paths[1:]:
         differences = config_diff(first, load_checkpoint_config(verify(Path(path))))
-        differences = {name: pair for name, pair in differences.items() if not name.startswith(("train.", "decode."))}
+        differences = {name: pair for name, pair in differences.items()
+                       if not name.startswith(("train.", "decode.", "data.cache_dir"))}
         if differences:
             raise ValueError(f"cannot average {paths[0]} and {path}: {describe_diff(differences)}")
     total: Any = None

@@ -14,6 +14,8 @@ from tfm.parallel.rules import path_name
 
 DECAYED = (r"(^|/)(kernel|lora_[ab])$", r"(^|/)table$")
 """Paths of the parameters that weight decay acts on: matrices and embeddings, never norms and biases."""
+STACKED = "layers"
+"""Part of the path of parameters with the layer as first axis (`tfm.models.scanned`)."""
 
 
 def warmup_inverse_sqrt(d_model: int, warmup_steps: int) -> optax.Schedule:
@@ -83,12 +85,46 @@ def make_optimizer(config: OptimizerConfig, schedule: optax.Schedule) -> optax.G
         "adam": lambda: optax.adam(schedule, c.beta1, c.beta2, c.epsilon),
         "adamw": lambda: optax.adamw(schedule, c.beta1, c.beta2, c.epsilon, weight_decay=c.weight_decay,
                                      mask=decay_mask),
-        "adafactor": lambda: optax.adafactor(schedule, weight_decay_rate=c.weight_decay or None,
-                                             weight_decay_mask=decay_mask),
+        "adafactor": lambda: adafactor(schedule, c.weight_decay),
         "sgd": lambda: optax.sgd(schedule, momentum=c.beta1 or None),
     }
     rule = rules[config.name]()
     return rule if c.clip_norm is None else optax.chain(optax.clip_by_global_norm(c.clip_norm), rule)
+
+
+def adafactor(schedule: optax.Schedule, weight_decay: float = 0.0) -> optax.GradientTransformation:
+    """Adafactor by optax's parts, with two changes: stacked layers are clipped and scaled one by one, so that
+    `scan_layers` changes nothing; and weights decay in proportion to the learning rate, as AdamW's do.
+
+        W <- W - rate (max(1e-3, RMS(W)) U / max(1, RMS(U)) + weight_decay W),    U = gradient / sqrt(factored estimate)
+
+    Args:
+        schedule: updates done before -> learning rate.
+        weight_decay: for the parameters of `decay_mask`.
+
+    Returns:
+        optax transformation.
+
+    Reference: Shazeer and Stern, "Adafactor", 2018, algorithm 4.
+    """
+    return optax.chain(optax.scale_by_factored_rms(), _by_layer(optax.clip_by_block_rms(1.0)),
+                       _by_layer(optax.scale_by_param_block_rms()),
+                       optax.add_decayed_weights(weight_decay, decay_mask), optax.scale_by_learning_rate(schedule))
+
+
+def _by_layer(rule: optax.GradientTransformation) -> optax.GradientTransformation:
+    """A rule without state that treats each array by itself; of stacked layers, each layer's part of it."""
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        def one(path: Any, update: jax.Array, param: jax.Array) -> jax.Array:
+            def run(u: jax.Array, p: jax.Array) -> Any:
+                return rule.update(u, state, p)[0]
+
+            return (jax.vmap(run) if STACKED in path_name(path).split("/") else run)(update, param)
+
+        return jax.tree_util.tree_map_with_path(one, updates, params), state
+
+    return optax.GradientTransformation(rule.init, update)
 
 
 def decay_mask(params: Any) -> Any:

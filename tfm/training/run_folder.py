@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import socket
 from collections.abc import Sequence
 from pathlib import Path
+from typing import IO
 
 from tfm.config import Config, require
 from tfm.config_json import config_diff, load_config, save_config
 from tfm.training.checkpoint import describe_diff
 
 CONFIG, TOKENIZER, GENERATION = "config.json", "tokenizer.model", "generation_config.json"
+LOCK = "train.lock"
 KINDS = {"translate": "encoder-decoder", "span_corruption": "encoder-decoder", "infilling": "encoder-decoder",
          "causal_lm": "decoder", "prefix_lm": "decoder", "masked_lm": "encoder", "classify": "encoder"}
 """Task -> the kind of model that learns it."""
@@ -73,3 +77,50 @@ def open_run(folder: Path, config: Config) -> None:
 def _free_fields(config: Config) -> tuple[str, ...]:
     """The number of steps is free, too, where the learning rate does not depend on it."""
     return (*FREE, "train.steps") if config.optimizer.schedule in ("warmup_inverse_sqrt", "constant") else FREE
+
+
+class RunLock:
+    """Keeps two commands from training in one run folder: each would remove what the other is writing.
+
+    The kernel gives the lock up when the process ends, however it ends. Where it knows no such locks, there is none.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / LOCK
+        self._file: IO[str] | None = None
+
+    def take(self) -> None:
+        """Lock the folder, which must exist.
+
+        Raises:
+            ValueError: another command trains in it; the message says which process on which host.
+        """
+        try:
+            import fcntl
+        except ImportError:
+            return
+        file = self._path.open("a+", encoding="utf-8")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise ValueError(f"{self._path.parent} is in use by {file.read().strip() or 'another process'}: wait until "
+                             "it has ended, or choose another --workdir") from None
+        except OSError:
+            return
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}")
+        file.flush()
+        self._file = file
+
+    def release(self) -> None:
+        """Let others train in the folder."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def __enter__(self) -> RunLock:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.release()

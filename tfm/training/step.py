@@ -27,7 +27,7 @@ class TrainState(struct.PyTreeNode):
     params: Params
     opt_state: Any
     ema: Params | None
-    """Moving average of the parameters, or None."""
+    """Moving average of the parameters, or None; those that are trained are kept in float32."""
     key: jax.Array
     """Key data from which each step's dropout key is folded."""
 
@@ -58,12 +58,18 @@ def init_state(init: Callable[[jax.Array], Params], optimizer: optax.GradientTra
     """
     init_key, dropout_key = jax.random.split(jax.random.key(seed))
     params = init(init_key)
-    average = jax.tree.map(jnp.copy, params) if ema else None
-    chosen = split_params(params, trainable)[0]
+    chosen, frozen = split_params(params, trainable)
+    average = join_params(jax.tree.map(_wide_copy, chosen), jax.tree.map(jnp.copy, frozen)) if ema else None
     if not chosen:
         raise ValueError(f"no parameter has a path that matches {trainable!r}: there is nothing to train")
     return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(chosen), average,
                       jax.random.key_data(dropout_key))
+
+
+def _wide_copy(x: jax.Array) -> jax.Array:
+    """A copy in float32 where the type is narrower: bfloat16 would round away what one update adds to an average."""
+    rounded = jax.lax.optimization_barrier(x)  # else XLA may take the numbers before their rounding
+    return jnp.array(rounded, jnp.promote_types(x.dtype, jnp.float32))
 
 
 def make_train_step(loss_fn: LossFn, optimizer: optax.GradientTransformation, *, accumulate: int = 1,
@@ -107,9 +113,10 @@ def make_train_step(loss_fn: LossFn, optimizer: optax.GradientTransformation, *,
             params = join_params(trained, frozen)
         ema = state.ema
         if ema_decay is not None:
-            averaged = split_params(ema or {}, trainable)[0]
-            averaged = jax.tree.map(lambda old, new: ema_decay * old + (1.0 - ema_decay) * new, averaged, trained)
-            ema = join_params(averaged, frozen)
+            averaged, unchanged = split_params(ema or {}, trainable)
+            averaged = jax.tree.map(lambda old, new: ema_decay * old + (1.0 - ema_decay) * new.astype(old.dtype),
+                                    averaged, trained)
+            ema = join_params(averaged, unchanged)
         metrics = sums | signals | {"gradient_norm": gradient_norm}
         return state.replace(step=state.step + 1, params=params, opt_state=opt_state, ema=ema), metrics
 
@@ -190,7 +197,7 @@ def _shapes(batch: Mapping[str, jax.Array]) -> tuple[tuple[str, tuple[int, ...],
 
 def _summed_gradients(loss_fn: LossFn, params: Params, batch: Batch, key: jax.Array,
                       accumulate: int) -> tuple[Params, Metrics]:
-    """Gradients of the summed loss and the loss function's sums, over all micro-batches."""
+    """Gradients of the summed loss and the loss function's sums, over all micro-batches; added up in float32."""
 
     def value(p: Params, rows: Batch, k: jax.Array) -> tuple[jax.Array, Metrics]:
         sums = loss_fn(p, rows, k)
@@ -202,12 +209,14 @@ def _summed_gradients(loss_fn: LossFn, params: Params, batch: Batch, key: jax.Ar
 
     def add(total: Any, micro: Any) -> tuple[Any, None]:
         rows, number = micro
-        return jax.tree.map(jnp.add, total, gradient(params, rows, jax.random.fold_in(key, number))), None
+        found = gradient(params, rows, jax.random.fold_in(key, number))
+        return jax.tree.map(lambda t, x: t + x.astype(t.dtype), total, found), None
 
     micro_batches = jax.tree.map(lambda x: _interleave(x, accumulate), dict(batch))
     shapes = jax.eval_shape(gradient, params, jax.tree.map(lambda x: x[0], micro_batches), key)
-    start = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-    return jax.lax.scan(add, start, (micro_batches, jnp.arange(accumulate)))[0]
+    start = jax.tree.map(lambda s: jnp.zeros(s.shape, jnp.promote_types(s.dtype, jnp.float32)), shapes)
+    total = jax.lax.scan(add, start, (micro_batches, jnp.arange(accumulate)))[0]
+    return jax.tree.map(lambda x, s: x.astype(s.dtype), total, shapes)
 
 
 def _interleave(x: jax.Array, parts: int) -> jax.Array:
