@@ -29,6 +29,21 @@ class MultiHeadAttention(nn.Module):
     Submodules `query`, `key`, `value`, `output`, with `query_norm` and `key_norm` where heads are normalised, and the
     parameters `relative_keys`, `relative_values` [2 * shaw_distance + 1, D] of Shaw et al. (2018).
 
+    Args:
+        features: M, the width of the result.
+        num_heads, num_kv_heads: H query heads and K key heads, H % K == 0.
+        head_dim, value_dim: D of queries and keys, Dv of values.
+        use_bias, output_bias: whether the first three projections, and the last, add a bias.
+        scale, softcap: of the scores; see `tfm.ops.attention`.
+        qk_norm_epsilon: of the norm over each head of queries and keys; None: no norm.
+        rotary: turns queries and keys by their positions.
+        shaw_distance: farthest distance with vectors of its own; None: no such vectors.
+        linear, causal: linear attention, and whether that is causal; softmax attention takes a `mask` in the call.
+        dropout_rate: of the weights, where the call is not deterministic.
+        dtype, param_dtype: of the products, and of the parameters.
+        implementation: see `tfm.ops.attention`.
+        lora: adapters of the projections.
+
     Reference: Vaswani et al. (2017), section 3.2.2; grouped heads: Ainslie et al. (2023).
     """
 
