@@ -80,7 +80,6 @@ def test_options_are_typed(config_file):
     (["--mesh", "data=7"], ["mesh data=7", "devices"]),
     (["--data.source", "text"], ["data.train"]),
     (["--data.train", "a.en", "a.de"], ["data.train is ('a.en', 'a.de')", "data.source='text'"]),
-    (["--train.init-model", "source"], ["train.init_model is 'source'", "--init-from"]),
     (["--data.source", "text", "--data.train", "no.en", "no.de"], ["no.en"]),
     (["--model.position", "learned", "--model.max-positions", "50"], ["max_length is 100", "max_positions=50"]),
 ])

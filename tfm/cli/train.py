@@ -136,8 +136,6 @@ def _train(run: Run, state: TrainState) -> int:
 def starting_config(options: TrainOptions) -> Config:
     """The config with `--init-from` put in."""
     config, given = options.config, options.init_from
-    require(given is not None or config.train.init_from is not None or config.train.init_model == "config",
-            "train.init_model", config.train.init_model, "there is no source: name one with --init-from")
     if given is None:
         return config
     require(config.train.init_from in (None, given), "--init-from", given,
