@@ -13,10 +13,7 @@ def float_array(x: Any, name: str) -> jax.Array:
         >>> float_array([1.0, 2.0], "x").dtype
         dtype('float32')
     """
-    array = jnp.asarray(x)
-    if not jnp.issubdtype(array.dtype, jnp.floating):
-        raise ValueError(f"{name} has dtype {array.dtype}; it must be float")
-    return array
+    return _array_of(x, name, jnp.floating, "float")
 
 
 def integer_array(x: Any, name: str) -> jax.Array:
@@ -26,7 +23,11 @@ def integer_array(x: Any, name: str) -> jax.Array:
         >>> integer_array([1, 2], "targets").dtype
         dtype('int32')
     """
+    return _array_of(x, name, jnp.integer, "int")
+
+
+def _array_of(x: Any, name: str, kind: Any, wanted: str) -> jax.Array:
     array = jnp.asarray(x)
-    if not jnp.issubdtype(array.dtype, jnp.integer):
-        raise ValueError(f"{name} has dtype {array.dtype}; it must be int")
+    if not jnp.issubdtype(array.dtype, kind):
+        raise ValueError(f"{name} has dtype {array.dtype}; it must be {wanted}")
     return array

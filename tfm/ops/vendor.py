@@ -77,6 +77,7 @@ def _on_one_device(*arrays: jax.Array) -> bool:
 
 def _both_lack(query: jax.Array, key: jax.Array, value: jax.Array, scoring: Scoring, tokens: tuple[Tokens, Tokens],
                wants_lse: bool) -> str | None:
+    """What both vendors' kernels lack for a call, whatever the device."""
     if reach(scoring.rule) is None:
         return f"a rule like {type(scoring.rule).__name__}: it has Causal, Window without dilation, and both"
     if scoring.bias is not None or scoring.relative is not None or scoring.soft_cap is not None:
