@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import tempfile
+from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.path.join(tempfile.gettempdir(), "tfm-test-jax-cache"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 
 import hypothesis
+import jax
 import pytest
 
 hypothesis.settings.register_profile("tfm", deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.load_profile("tfm")
+
+MAPPINGS = 30_000
+"""Compiled programs hold memory mappings, and with 65,530 of them, which Linux gives a process, compiling crashes."""
+_tests = itertools.count(1)
+
+
+def pytest_runtest_teardown():
+    """Every ten tests: forget the compiled programs where they are many."""
+    maps = Path("/proc/self/maps")
+    if next(_tests) % 10 == 0 and maps.exists() and maps.read_bytes().count(b"\n") > MAPPINGS:
+        jax.clear_caches()
+
 
 TINY_CONFIG = """
 from tfm import Config, DataConfig, ModelConfig, OptimizerConfig, TrainConfig
