@@ -186,10 +186,13 @@ def serve(case: dict) -> None:
 
 
 def timed(translate: Translate, case: dict, request: dict) -> dict:
-    """Seconds of one call: the best of as many as fit half a second, and its tokens."""
+    """Seconds of one call: the best of as many as fit half a second, and of two at least, and its tokens.
+
+    The first call of a turn finds another process's data in the caches.
+    """
     ids = sources(case, request["batch"])
     seconds: list[float] = []
-    while sum(seconds) < 0.5 or not seconds:
+    while sum(seconds) < 0.5 or len(seconds) < 2:
         start = time.perf_counter()
         found = translate(ids, request["beam"])
         seconds.append(time.perf_counter() - start)

@@ -456,8 +456,8 @@ def _load_run(path: Path, checkpoint: int | str, average: int, say: Callable[[st
         steps = [step for step in checkpoint_steps(path) if step <= int(chosen.name)]
         require(len(steps) >= average, "average", average, f"{path} has only {len(steps)} checkpoints up to that step")
         params = average_checkpoints([chosen.parent / str(step) for step in steps[-average:]])
+        model = replace(config.model, lora_rank=0)
     else:
-        params = load_checkpoint_params(chosen)
+        model, params = merge_adapters(config.model, load_checkpoint_params(chosen))
     tokenizer = load_tokenizer(path / "tokenizer.model")
-    model, params = merge_adapters(config.model, params)
     return Bundle(config.replace(model=model), params, tokenizer, special_of_run(path, config, tokenizer))

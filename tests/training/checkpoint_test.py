@@ -31,10 +31,10 @@ def state_at(step, fill):
     return state.replace(step=jnp.int32(step), params=jax.tree.map(lambda x: jnp.full_like(x, fill), state.params))
 
 
-def save(folder, step, fill=0.0, config=None, scores=None):
-    checkpoints = Checkpoints(folder, keep=10)
-    checkpoints.save(state_at(step, fill), config=config or make_config(50), data_state={"position": step},
-                     scores=scores or {})
+def save(folder, step, fill=0.0, config=None, scores=None, params=None):
+    checkpoints, state = Checkpoints(folder, keep=10), state_at(step, fill)
+    state = state.replace(params=params) if params else state
+    checkpoints.save(state, config=config or make_config(50), data_state={"position": step}, scores=scores or {})
     checkpoints.close()
     return folder / "checkpoints" / str(step)
 
@@ -142,6 +142,20 @@ def test_average_is_the_mean_in_float32(tmp_path):
     for leaf in jax.tree.leaves(average):
         assert leaf.dtype == jnp.float32
         np.testing.assert_allclose(leaf, np.mean(np.float32(fills), dtype=np.float64), rtol=1e-6)
+
+
+def test_average_of_adapters_is_that_of_their_products(tmp_path):
+    config, rng, paths, wanted = make_config(50), np.random.default_rng(0), [], np.zeros((3, 4))
+    config = config.replace(model=dataclasses.replace(config.model, lora_rank=2, lora_alpha=5.0))
+    kernel = rng.normal(size=(3, 4))
+    for step in range(3):
+        down, up = rng.normal(size=(3, 2)), rng.normal(size=(2, 4))
+        wanted += (kernel + 5.0 / 2 * down @ up) / 3
+        query = {"kernel": kernel, "lora_a": down, "lora_b": up}
+        paths.append(save(tmp_path, step, config=config, params={"query": jax.tree.map(jnp.float32, query)}))
+    average = average_checkpoints(paths)
+    assert list(average["query"]) == ["kernel"]
+    np.testing.assert_allclose(average["query"]["kernel"], wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_average_refuses_other_configs(tmp_path, two):

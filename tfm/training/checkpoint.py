@@ -26,6 +26,7 @@ import numpy as np
 
 from tfm.config import Config
 from tfm.config_json import config_diff, config_from_dict, config_to_dict
+from tfm.models.adapters import merge_adapters
 from tfm.parallel.exchange import all_agree, from_first, is_first, wait_for_all
 from tfm.training.step import TrainState
 
@@ -293,7 +294,8 @@ def average_checkpoints(paths: Sequence[str | Path]) -> Any:
         paths: checkpoint folders, `RUN/checkpoints/<step>`.
 
     Returns:
-        nested dict of float32 arrays.
+        nested dict of float32 arrays. Adapters (LoRA) are part of the weights in it, since the mean of the products A B
+        is not the product of the means: it is for the same model with `lora_rank=0`.
 
     Raises:
         ValueError: no path, a damaged checkpoint, or configs that differ in more than how long they trained.
@@ -312,7 +314,8 @@ def average_checkpoints(paths: Sequence[str | Path]) -> Any:
             raise ValueError(f"cannot average {paths[0]} and {path}: {describe_diff(differences)}")
     total: Any = None
     for path in paths:
-        params = jax.tree.map(lambda x: np.asarray(x, np.float32), load_checkpoint_params(path))
+        wide = jax.tree.map(lambda x: np.asarray(x, np.float32), load_checkpoint_params(path))
+        params = jax.tree.map(np.asarray, merge_adapters(first.model, wide)[1])
         total = params if total is None else jax.tree.map(np.add, total, params)
     return jax.tree.map(lambda x: jnp.asarray(x / np.float32(len(paths))), total)
 
