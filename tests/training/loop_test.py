@@ -125,6 +125,19 @@ def test_nan_stops_before_it_is_saved(tmp_path, step):
     assert checkpoint_steps(tmp_path) == [20, 30]
 
 
+def test_an_evaluation_that_fails_loses_nothing(tmp_path, whole):
+    def evaluate(run, params, step, stop):
+        raise ValueError("the validation loss is inf")
+
+    with pytest.raises(ValueError, match="loss is inf"):
+        run_toy(tmp_path, STEPS, evaluate=evaluate)
+    assert checkpoint_steps(tmp_path) == [10] and read_metrics(tmp_path)[-1]["step"] == 10
+    with pytest.raises(ValueError, match="loss is inf"):
+        run_toy(tmp_path, STEPS, evaluate=evaluate)
+    assert checkpoint_steps(tmp_path) == [10, 20]
+    assert same(run_toy(tmp_path, STEPS)[0], whole[1])
+
+
 def test_newest_and_best_checkpoints_stay(tmp_path):
     bleu = {10: 7.0, 20: 3.0, 30: 5.0, 40: 6.0, 50: 4.0}
     run_toy(tmp_path, 50, evaluate=lambda run, params, step, stop: {"valid_loss": 1.0, "bleu": bleu[step]})
