@@ -24,7 +24,7 @@ from tfm.parallel.processes import batch_part
 from tfm.parallel.rules import batch_shards, place_batch
 from tfm.parallel.watch import Watch
 from tfm.training.checkpoint import Checkpoints
-from tfm.training.evaluation import EvaluationStopped, StopCheck
+from tfm.training.evaluation import EvaluationStopped, StopCheck, TrainingDivergedError
 from tfm.training.loss import Params
 from tfm.training.meter import Meter
 from tfm.training.metrics import MetricsWriter
@@ -34,10 +34,6 @@ from tfm.training.trace import Trace
 
 LATE = 2
 """Steps that may be on their way while the host goes on; older ones are waited for and checked."""
-
-
-class TrainingDivergedError(ValueError):
-    """The loss or the gradient is NaN or infinite."""
 
 
 @dataclass(frozen=True)
@@ -251,7 +247,8 @@ def _after_step(run: Run, state: TrainState, step: int, window: _Window, stopped
 def _evaluate(run: Run, state: TrainState, step: int, stop: StopCheck) -> tuple[dict[str, float], Exception | None]:
     """The scores, if any, and what went wrong: what was trained is saved before that ends the run.
 
-    Of several processes one that fails ends at once, since the others may wait for it.
+    A model that has diverged is not saved; and of several processes one that fails ends at once, since the others may
+    wait for it.
     """
     if run.evaluate is None:
         return {}, None
@@ -260,7 +257,7 @@ def _evaluate(run: Run, state: TrainState, step: int, stop: StopCheck) -> tuple[
     except EvaluationStopped:  # several processes never stop there: not all would
         return {}, None
     except Exception as error:
-        if jax.process_count() > 1:
+        if isinstance(error, TrainingDivergedError) or jax.process_count() > 1:
             raise
         return {}, error
 
