@@ -274,9 +274,10 @@ def _position(batches: Any) -> Any:
 
 
 def _diverged(run: Run, step: int, name: str, value: float, batch: Mapping[str, np.ndarray]) -> TrainingDivergedError:
-    """The error, after the batch's examples were written beside the run."""
+    """The error, after the batch's examples were written beside the run; each process writes its own."""
     lines = run.describe(batch)
-    path = run.folder / f"not_finite_{step}.txt"
+    part = f"_process_{jax.process_index()}" if jax.process_count() > 1 else ""
+    path = run.folder / f"not_finite_{step}{part}.txt"
     path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
     first = f", such as {lines[0]!r}" if lines else ""
     return TrainingDivergedError(
