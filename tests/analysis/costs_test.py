@@ -22,6 +22,7 @@ from tfm.analysis.costs import (
 from tfm.analysis.program import matmul_flops
 from tfm.config import AttentionPattern, ModelConfig
 from tfm.models import build, count_params, init_params, presets
+from tfm.models.adapters import join_params, split_params, trainable
 from tfm.models.stack import pattern_rule
 from tfm.nn.cache import cache_bytes
 from tfm.ops.masks import Causal
@@ -37,6 +38,8 @@ MODELS = {
     "encoder": {"decoder_layers": 0, "token_head": True, "head_dim": 6, "value_dim": 3},
     "T5's, decoder of its own size": {"position": "t5", "decoder_d_ff": 8, "decoder_num_heads": 2,
                                       "norm_position": "pre", "tie_embeddings": "none"},
+    "classifier": {"decoder_layers": 0, "num_classes": 3, "pooler": True},
+    "classifier of means": {"decoder_layers": 0, "num_classes": 5, "pooler": True, "class_pooling": "mean"},
     "linear": {"decoder_layers": 0, "attention_pattern": (AttentionPattern("linear"),)},
 }
 
@@ -44,7 +47,7 @@ MODELS = {
 def call_of(config, source=12, target=7):
     """(function of params and ids, abstract params, abstract ids)"""
     shapes = [jax.ShapeDtypeStruct((2, n), jnp.int32) for n in (source, target)]
-    method = "token_logits" if config.is_encoder_only else "__call__"
+    method = "class_logits" if config.num_classes else "token_logits" if config.is_encoder_only else "__call__"
 
     def call(params, *ids):
         return build(config).apply({"params": params}, *ids, method=method)
@@ -96,6 +99,20 @@ def test_training_flops_are_those_of_the_traced_program(remat):
     counted = matmul_flops(jax.grad(lambda params, *ids: call(params, *ids).sum()), params, *ids)
     last = 2 * 2 * 12 * (4 * 16 * 16 + 2 * 16 * 24) + 2 * 2 * 2 * 12 * 12 * 16  # one layer's forward pass
     assert 0 <= products - counted <= (last if remat == "full" else 0)
+
+
+def test_training_flops_with_adapters_are_those_of_the_compiled_program():
+    """Frozen weights have no gradient, and nothing before the first adapter has one."""
+    config = ModelConfig(vocab_size=400, d_model=256, d_ff=512, num_heads=4, encoder_layers=0, decoder_layers=3,
+                         lora_rank=1)
+    call, params, ids = call_of(config)
+    adapters, frozen = split_params(params, trainable(config))
+
+    def loss(adapters, frozen, *ids):
+        return call(join_params(adapters, frozen), *ids).sum()
+
+    counted = jax.jit(jax.grad(loss)).lower(adapters, frozen, *ids).compile().cost_analysis()["flops"]
+    assert counted == pytest.approx(sum(training_flops(config, 2, 12, dense=True).values()), rel=0.1)
 
 
 def test_compiled_program_agrees_within_its_elementwise_work():

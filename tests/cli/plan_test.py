@@ -7,6 +7,8 @@ import sys
 import pytest
 
 from tfm.cli.main import main
+from tfm.cli.plan import compile_step, planned_config
+from tfm.config import Config, DataConfig, ModelConfig
 
 CONFIG = """
 from tfm import Config, DataConfig, ModelConfig
@@ -35,6 +37,23 @@ def test_a_plan_for_more_devices_than_there_are(config_file):
     assert "64 devices (data=16,fsdp=2,tensor=2)" in printed and "32 x 32" in printed
     assert f"{10**9 // 1024 + 1:,}" in printed and re.search(r"fits │ yes", printed)
     assert f"{2 * 3600 * 64 * 459e12:.1e}" in printed
+
+
+@pytest.mark.parametrize(("model", "labels", "classes"), [
+    ({}, (), 2), ({"num_classes": 4}, (), 4), ({}, ("a", "b", "c"), 3)])
+def test_a_classification_is_planned_with_its_own_head(model, labels, classes):
+    """As `tfm train` resolves the config; a label and a weight for each row, not for each token."""
+    config = planned_config(Config(
+        ModelConfig(vocab_size=64, d_model=16, d_ff=32, num_heads=4, encoder_layers=1, decoder_layers=0, **model),
+        DataConfig(max_length=32, tokens_per_batch=256, task="classify", labels=labels)))
+    state, batch, _ = compile_step(config, {"data": 1}, 8, 32)
+    assert state.params["classifier"]["kernel"].shape == (16, classes)
+    assert batch["tokens"].shape == (8, 32) and batch["labels"].shape == batch["weights"].shape == (8,)
+
+
+def test_a_task_that_the_model_cannot_learn_is_refused_as_in_training(config_file, capsys):
+    assert main(["plan", config_file, "--data.task", "translate"]) == 2
+    assert "data.task is 'translate'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("arguments", "message"), [

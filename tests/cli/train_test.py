@@ -82,6 +82,7 @@ def test_options_are_typed(config_file):
     (["--data.train", "a.en", "a.de"], ["data.train is ('a.en', 'a.de')", "data.source='text'"]),
     (["--data.source", "text", "--data.train", "no.en", "no.de"], ["no.en"]),
     (["--model.position", "learned", "--model.max-positions", "50"], ["max_length is 100", "max_positions=50"]),
+    (["--model.param-dtype", "float16"], ["model.param_dtype is 'float16'", "adam", "float32 or bfloat16"]),
 ])
 def test_mistakes_in_options(config_file, tmp_path, capsys, arguments, words):
     fails(capsys, [config_file, "--workdir", str(tmp_path / "run"), *arguments], *words)

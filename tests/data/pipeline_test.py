@@ -286,6 +286,16 @@ def test_eval_gives_each_example_once_and_always_the_same() -> None:
             assert sorted(pair for batch in first for pair in pairs_of(batch)) == sorted(splits.valid)
 
 
+def test_eval_on_more_devices_than_rows() -> None:
+    """As in training, rows of padding fill a batch up: 1,000 devices have the same pairs as one."""
+    config, splits = make_config(), make_splits()
+    one, many = (make_eval_batches(config, TOKENIZER, splits, splits.valid, multiple_of=n) for n in (1, 1000))
+    for batch, filled in zip(one, many, strict=True):
+        assert len(filled["labels"]) == 1000 and pairs_of(filled) == pairs_of(batch)
+        assert filled["weights"].sum() == batch["weights"].sum()
+    assert [(shape.rows, shape.sides) for shape in many.shapes] == [(1000, shape.sides) for shape in one.shapes]
+
+
 @pytest.mark.parametrize("rule", ["skip", "cut"])
 def test_long_and_empty_pairs_follow_the_rule_and_are_counted(rule: str) -> None:
     pairs = [("ab", "c"), ("", "x"), ("x", ""), ("y" * 31, "z"), ("y" * 32, "z"), ("y", "z" * 99)]

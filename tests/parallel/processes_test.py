@@ -172,6 +172,15 @@ def test_sigterm_stops_all_at_the_same_step(config_file, tmp_path, asked):
 
 
 @pytest.mark.slow
+def test_a_loss_that_is_not_finite_ends_all_and_each_writes_its_examples(config_file, tmp_path):
+    options = ["--optimizer.name", "sgd", "--optimizer.schedule", "constant", "--optimizer.learning-rate", "1e30"]
+    codes, _, errors = finish(train(config_file, tmp_path / "run", 2, 1, *options))
+    assert codes == [2, 2] and all("is nan at step" in error for error in errors), errors
+    first, second = sorted((tmp_path / "run").glob("not_finite_*_process_*.txt"))
+    assert first.read_text() and second.read_text() and first.read_text() != second.read_text()
+
+
+@pytest.mark.slow
 def test_a_mistake_ends_all(config_file, tmp_path):
     codes, _, errors = finish(train(config_file, tmp_path / "run", 2, 1, "--data.source", "text", "--data.train",
                                     "absent.txt"))

@@ -16,7 +16,8 @@ from run_toy import run_toy
 from toy import Batches
 
 from tfm.training.checkpoint import checkpoint_steps
-from tfm.training.loop import TrainingDivergedError, row_tokens
+from tfm.training.evaluation import TrainingDivergedError, validation_loss
+from tfm.training.loop import row_tokens
 from tfm.training.metrics import plot_curves, read_metrics
 
 STEPS = 30
@@ -123,6 +124,27 @@ def test_nan_stops_before_it_is_saved(tmp_path, step):
     assert (tmp_path / f"not_finite_{step}.txt").read_text().count("row") == 8
     run_toy(tmp_path, STEPS)
     assert checkpoint_steps(tmp_path) == [20, 30]
+
+
+def test_an_evaluation_that_fails_loses_nothing(tmp_path, whole):
+    def evaluate(run, params, step, stop):
+        raise OSError("no space left for samples")
+
+    for steps in ([10], [10, 20]):
+        with pytest.raises(OSError, match="no space left"):
+            run_toy(tmp_path, STEPS, evaluate=evaluate)
+        assert checkpoint_steps(tmp_path) == steps and read_metrics(tmp_path)[-1]["step"] == steps[-1]
+    assert same(run_toy(tmp_path, STEPS)[0], whole[1])
+
+
+def test_a_model_without_a_finite_validation_loss_is_not_saved(tmp_path):
+    def evaluate(run, params, step, stop):
+        step_loss = {"loss": np.float32(np.nan if step == 20 else 1.0), "weight": np.float32(1.0)}
+        return validation_loss(lambda params, batch: step_loss, params, [None])
+
+    with pytest.raises(TrainingDivergedError, match="validation loss is nan"):
+        run_toy(tmp_path, STEPS, evaluate=evaluate)
+    assert checkpoint_steps(tmp_path) == [10]
 
 
 def test_newest_and_best_checkpoints_stay(tmp_path):

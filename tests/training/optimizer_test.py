@@ -3,11 +3,19 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import torch
 
 from tfm.config import Config, ModelConfig, OptimizerConfig, TrainConfig
-from tfm.training.optimizer import decay_mask, make_optimizer, make_schedule, warmup_inverse_sqrt
+from tfm.training.optimizer import (
+    clip_by_global_norm,
+    decay_mask,
+    global_norm,
+    make_optimizer,
+    make_schedule,
+    warmup_inverse_sqrt,
+)
 
 MODEL = ModelConfig(vocab_size=10)
 
@@ -101,6 +109,17 @@ def test_clipping_scales_the_global_norm():
     gradients = {"a": jnp.array([3.0]), "b": jnp.array([4.0])}
     updates, _ = optimizer.update(gradients, optimizer.init(gradients), gradients)
     np.testing.assert_allclose([updates["a"][0], updates["b"][0]], [-0.6, -0.8], rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype, size", [("bfloat16", 1.0), ("float16", 300.0), ("float32", 1.0)])
+def test_the_norm_of_narrow_gradients_is_that_of_float64(dtype, size):
+    """400 arrays: in bfloat16 the sum of ones ends at 256, and the square of 300 is more than float16 holds."""
+    gradients = [jnp.full(1, size, dtype) for _ in range(400)]
+    norm = np.sqrt(np.sum(np.square(np.asarray(gradients, np.float64))))
+    assert float(global_norm(gradients)) == pytest.approx(norm, rel=1e-6)
+    clipped, _ = clip_by_global_norm(1.0).update(gradients, optax.EmptyState())
+    np.testing.assert_allclose(np.asarray(clipped, np.float64), size / norm, rtol=0.005)
+    assert clipped[0].dtype == dtype
 
 
 def test_weight_decay_goes_by_names_in_stacked_layers():

@@ -135,7 +135,7 @@ def forward_flops(config: ModelConfig, batch: int, length: int, *, target_length
         dense: count every pair of tokens, as a kernel that writes the whole matrix does; else only visited ones.
 
     Returns:
-        part of `PARTS` -> FLOPs.
+        part of `PARTS` -> FLOPs; of a classifier, the head for its classes stands under "vocabulary".
 
     Example:
         >>> flops = forward_flops(ModelConfig(vocab_size=37000), 1, 1)
@@ -150,11 +150,17 @@ def forward_flops(config: ModelConfig, batch: int, length: int, *, target_length
         memory = length if config.is_encoder_decoder else None
         own = target if config.is_encoder_decoder else length
         _add_stack(total, config.for_decoder(), config.decoder_layers, own, memory, True, dense)
-    outputs = target if config.is_encoder_decoder else length
-    total["vocabulary"] += 2 * outputs * config.d_model * config.vocab_size
-    if config.token_head:
-        total["vocabulary"] += 2 * outputs * config.d_model**2
+    total["vocabulary"] = _head_flops(config, target if config.is_encoder_decoder else length)
     return {part: batch * flops for part, flops in total.items()}
+
+
+def _head_flops(config: ModelConfig, length: int) -> int:
+    """FLOPs of a row's logits: of the vocabulary at each token, or of the classes once."""
+    M = config.d_model
+    if config.num_classes:
+        pooling = 2 * length * M if config.class_pooling == "mean" else 2 * M**2 * config.pooler
+        return pooling + 2 * M * config.num_classes
+    return 2 * length * M * config.vocab_size + 2 * length * M**2 * config.token_head
 
 
 def _add_stack(total: dict[str, int], config: ModelConfig, depth: int, length: int, memory: int | None, causal: bool,
@@ -185,14 +191,15 @@ def training_flops(config: ModelConfig, batch: int, length: int, *, target_lengt
                    dense: bool = False) -> dict[str, int]:
     """FLOPs of one training step by part: the forward pass and, for the gradients, twice as much again.
 
-    With `config.remat="full"` the layers' forward pass runs once more; the optimizer is not counted.
+    One half of that is for the gradients of activations, one for those of weights, which training with adapters leaves
+    out. With `config.remat="full"` the layers' forward pass runs once more; the optimizer is not counted.
 
     Args: as for `forward_flops`.
 
     Reference: Kaplan et al. (2020), section 2.1; Chowdhery et al. (2022), PaLM, appendix B.
     """
     forward = forward_flops(config, batch, length, target_length=target_length, dense=dense)
-    passes = {part: 3 + (config.remat == "full" and part != "vocabulary") for part in forward}
+    passes = {part: 3 - bool(config.lora_rank) + (config.remat == "full" and part != "vocabulary") for part in forward}
     return {part: passes[part] * flops for part, flops in forward.items()}
 
 

@@ -28,6 +28,7 @@ from tfm.parallel.mesh import make_mesh, parse_mesh, use_mesh
 from tfm.parallel.rules import batch_sharding, batch_shards, state_shardings
 from tfm.training.loss import make_loss
 from tfm.training.optimizer import make_optimizer, make_schedule
+from tfm.training.run_folder import resolve_config
 from tfm.training.step import init_state, make_train_step
 
 MOST_DEVICES = 1024
@@ -70,7 +71,7 @@ def show_plan(options: PlanOptions) -> int:
         value = getattr(options, name)
         require(value is None or value > 0, f"--{name}", value, "it must be above 0")
     started = time.perf_counter()
-    config = options.config
+    config = planned_config(options.config)
     rows, length = step_shape(config, mesh, options.length)
     small = compiled_mesh(mesh, MOST_DEVICES)
     use_host_devices(math.prod(small.values()))
@@ -88,6 +89,20 @@ def show_plan(options: PlanOptions) -> int:
     console.print(f"compiled in {time.perf_counter() - started:.0f} s by the CPU's compiler: in bfloat16 "
                   "its temporaries and memory traffic are up to twice an accelerator's", soft_wrap=True)
     return 0
+
+
+def planned_config(config: Config) -> Config:
+    """The config as a run resolves it, but for the size of a trained vocabulary, and the classes where it names none.
+
+    Example:
+        >>> from tfm.config import DataConfig, ModelConfig
+        >>> encoder = ModelConfig(vocab_size=9, encoder_layers=1, decoder_layers=0, token_head=True)
+        >>> planned = planned_config(Config(encoder, DataConfig(task="classify"))).model
+        >>> planned.num_classes, planned.token_head
+        (2, False)
+    """
+    classes = max(config.model.num_classes, 2)
+    return resolve_config(config, config.model.vocab_size, config.data.labels or [*map(str, range(classes))])
 
 
 def step_shape(config: Config, mesh: dict[str, int], length: int | None = None) -> tuple[int, int]:
@@ -139,8 +154,8 @@ def compile_step(config: Config, mesh: dict[str, int], rows: int, length: int) -
                                                trainable=trainable(config.model)))
     shardings = state_shardings(shapes, devices)
     state = jax.tree.map(lambda s, p: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=p), shapes, shardings)
-    batch = {name: jax.ShapeDtypeStruct((rows, length), dtype, sharding=batch_sharding(devices))
-             for name, dtype in _batch_types(config).items()}
+    batch = {name: jax.ShapeDtypeStruct((rows, length)[:axes], dtype, sharding=batch_sharding(devices))
+             for name, (axes, dtype) in _batch_types(config).items()}
     loss = make_loss(model, config.model, smoothing=config.optimizer.label_smoothing)
     step = make_train_step(loss, optimizer, accumulate=config.optimizer.accumulate,
                            ema_decay=config.optimizer.ema_decay, trainable=trainable(config.model))
@@ -149,11 +164,13 @@ def compile_step(config: Config, mesh: dict[str, int], rows: int, length: int) -
         return state, batch, jitted.lower(state, batch).compile()
 
 
-def _batch_types(config: Config) -> dict[str, Any]:
-    common = {"labels": jnp.int32, "weights": jnp.float32}
+def _batch_types(config: Config) -> dict[str, tuple[int, Any]]:
+    """Array of a batch -> (number of its axes, type)."""
+    ids, mask, axes = (2, jnp.int32), (2, jnp.bool_), 1 if config.model.num_classes else 2
+    common = {"labels": (axes, jnp.int32), "weights": (axes, jnp.float32)}
     if config.model.is_encoder_decoder:
-        return {"source": jnp.int32, "source_mask": jnp.bool_, "target": jnp.int32, "target_mask": jnp.bool_, **common}
-    return {"tokens": jnp.int32, "mask": jnp.bool_, **common}
+        return {"source": ids, "source_mask": mask, "target": ids, "target_mask": mask, **common}
+    return {"tokens": ids, "mask": mask, **common}
 
 
 def _table(title: str, rows: Sequence[tuple[str, ...]]) -> Table:

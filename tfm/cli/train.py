@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import jax
 import tyro
+from jax.sharding import Mesh
 
 from tfm.cli.errors import run_main
 from tfm.cli.garbage import no_collection
@@ -21,7 +22,7 @@ from tfm.cli.train_parts import Parts, Peeked
 from tfm.cli.train_summary import summary_rows, trace_rows
 from tfm.config import Config, require
 from tfm.config_json import load_config
-from tfm.data import Counts, Splits, Tokenizer, build_tokenizer, class_names, load_splits, load_tokenizer
+from tfm.data import BatchShape, Counts, Splits, Tokenizer, build_tokenizer, class_names, load_splits, load_tokenizer
 from tfm.models.adapters import split_params, trainable
 from tfm.parallel.compilation import enable_compilation_cache
 from tfm.parallel.exchange import first_alone, is_first, wait_for_all
@@ -197,6 +198,19 @@ def fate_rows(counts: Counts) -> list[tuple[str, str]]:
     return [*rows, ("cut", f"{counts.cut:,} to data.max_length")] if counts.cut else rows
 
 
+def unsplit_rows(mesh: Mesh, shapes: Sequence[BatchShape]) -> list[tuple[str, str]]:
+    """Batches of which every device computes all positions, since the axis `sequence` does not divide their length.
+
+    Example:
+        >>> mesh = jax.sharding.AbstractMesh((1, 2), ("data", "sequence"))
+        >>> unsplit_rows(mesh, [BatchShape(4, 25, 30), BatchShape(4, 40, 40)])
+        [('not split', 'lengths that sequence=2 does not divide: 25')]
+    """
+    parts = mesh.shape["sequence"]
+    odd = sorted({length for shape in shapes for length in shape.sides if length % parts})
+    return [("not split", f"lengths that sequence={parts} does not divide: {', '.join(map(str, odd))}")] if odd else []
+
+
 def announce(parts: Parts, run: Run, state: TrainState, options: TrainOptions) -> None:
     """Print the table of what will run; compiles the first step for its memory."""
     config, mesh, done = parts.config, parts.mesh, int(state.step)
@@ -206,6 +220,7 @@ def announce(parts: Parts, run: Run, state: TrainState, options: TrainOptions) -
     rows = [("config", str(options.config_file)), ("run folder", str(parts.folder.absolute())),
             ("data", f"{config.data.source}, {len(parts.splits.train):,} training examples, {config.data.task}"),
             *(fate_rows(run.batches.counts) if isinstance(run.batches, Peeked) else []),
+            *(unsplit_rows(mesh, run.batches.shapes) if isinstance(run.batches, Peeked) else []),
             *parameter_rows(state.params),
             *trained_rows(state.params, trainable(config.model)),
             ("tokens per step", f"up to {config.data.tokens_per_batch:,} a side, padding included"),

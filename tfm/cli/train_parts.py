@@ -16,7 +16,16 @@ from jax.sharding import Mesh
 
 from tfm.cli.init_from import Start
 from tfm.config import Config
-from tfm.data import Counts, EvalBatches, Splits, Tokenizer, TrainIterator, make_eval_batches, make_train_iterator
+from tfm.data import (
+    BatchShape,
+    Counts,
+    EvalBatches,
+    Splits,
+    Tokenizer,
+    TrainIterator,
+    make_eval_batches,
+    make_train_iterator,
+)
 from tfm.decoding.program import compiler_options
 from tfm.models import build, init_params
 from tfm.models.adapters import join_params, trainable
@@ -52,6 +61,7 @@ class Peeked(Iterator[Any]):
         self._batches, self.first = batches, next(batches)
         self._held = [self.first]
         self.counts: Counts = batches.counts
+        self.shapes: list[BatchShape] = batches.shapes
 
     def __next__(self) -> Any:
         return self._held.pop() if self._held else next(self._batches)

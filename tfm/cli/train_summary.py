@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import jax
 
-from tfm.analysis.costs import forward_flops
+from tfm.analysis.costs import training_flops
 from tfm.analysis.devices import peak_flops
 from tfm.analysis.step_profile import profile_rows, step_profile
 from tfm.config import Config
@@ -34,15 +35,11 @@ def summary_rows(run: Run) -> list[tuple[str, str]]:
 
 
 def model_flops(config: Config, meter: Meter) -> int:
-    """FLOPs of forward and backward passes over all steps, padding included, recomputation not.
-
-    A backward pass costs two forward passes: one for the gradients of activations, one for those of weights, which
-    training with adapters leaves out.
-    """
-    passes, total = 2 if config.model.lora_rank else 3, 0
+    """FLOPs of forward and backward passes over all steps, padding included, recomputation not."""
+    model, total = replace(config.model, remat="none"), 0
     for shape, steps in meter.shapes.items():
         target = shape[2] if len(shape) == 3 else None
-        total += passes * steps * sum(forward_flops(config.model, shape[0], shape[1], target_length=target).values())
+        total += steps * sum(training_flops(model, shape[0], shape[1], target_length=target).values())
     return total
 
 

@@ -202,11 +202,12 @@ class EvalBatches:
       shapes: the shapes that come.
     """
 
-    def __init__(self, examples: Examples, shapes: list[BatchShape], pad_id: int) -> None:
+    def __init__(self, examples: Examples, shapes: list[BatchShape], pad_id: int, multiple_of: int = 1) -> None:
         self.counts = examples.counts
         self._plan = BucketPlan(examples.sides, shapes, shuffle=False)
-        self.shapes = [s for s, n in zip(shapes, self._plan.batches_per_shape, strict=True) if n]
-        self._make = _BatchMaker(examples, self._plan, pad_id)
+        self._make = _BatchMaker(examples, self._plan, pad_id, multiple_of=multiple_of)
+        used = [s for s, n in zip(shapes, self._plan.batches_per_shape, strict=True) if n]
+        self.shapes = [BatchShape(self._make.rows(s), *s.sides) for s in used]
 
     def __len__(self) -> int:
         return len(self._plan)
@@ -240,8 +241,7 @@ def make_eval_batches(config: Config, tokenizer: Tokenizer, splits: Splits, text
     examples = make_examples(config, tokenizer, splits, texts, "held-out text", cache_dir)
     _require_examples(examples, data.max_length, "the held-out text")
     buckets = choose_buckets(examples.sides, data, data.buckets or _HELD_OUT_BUCKETS)
-    shapes = batch_shapes(buckets, data.tokens_per_batch, multiple_of)
-    return EvalBatches(examples, shapes, tokenizer.pad_id)
+    return EvalBatches(examples, batch_shapes(buckets, data.tokens_per_batch), tokenizer.pad_id, multiple_of)
 
 
 def make_examples(config: Config, tokenizer: Tokenizer, splits: Splits, texts: Texts, name: str,

@@ -18,6 +18,10 @@ LATE = 2
 """Batches that may be on their way while the host goes on."""
 
 
+class TrainingDivergedError(ValueError):
+    """A loss or a gradient is NaN or infinite."""
+
+
 class EvaluationStopped(Exception):
     """A stop was asked for in the middle of an evaluation."""
 
@@ -48,7 +52,8 @@ def validation_loss(eval_step: Callable[[Params, Any], Mapping[str, jax.Array]],
         {"valid_loss": nats per token, "valid_perplexity"}; with the sum `right` also "valid_accuracy".
 
     Raises:
-        ValueError: there is no real target token in the batches, or the loss is not finite.
+        ValueError: there is no real target token in the batches.
+        TrainingDivergedError: the loss is not finite.
         EvaluationStopped: `stop` said so.
     """
     sums = []
@@ -62,7 +67,8 @@ def validation_loss(eval_step: Callable[[Params, Any], Mapping[str, jax.Array]],
     if not weight:
         raise ValueError("the validation split has no target token")
     if not math.isfinite(loss):
-        raise ValueError(f"the validation loss is {loss}: the model gives no finite loss on the validation split")
+        raise TrainingDivergedError(f"the validation loss is {loss}: the model gives no finite loss on the validation "
+                                    "split")
     scores = {"valid_loss": loss / weight, "valid_perplexity": math.exp(min(loss / weight, 700.0))}
     if "right" in sums[0]:
         scores["valid_accuracy"] = float(np.sum([float(s["right"]) for s in sums])) / weight

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import signal
 import threading
@@ -25,7 +24,7 @@ from tfm.parallel.processes import batch_part
 from tfm.parallel.rules import batch_shards, place_batch
 from tfm.parallel.watch import Watch
 from tfm.training.checkpoint import Checkpoints
-from tfm.training.evaluation import EvaluationStopped, StopCheck
+from tfm.training.evaluation import EvaluationStopped, StopCheck, TrainingDivergedError
 from tfm.training.loss import Params
 from tfm.training.meter import Meter
 from tfm.training.metrics import MetricsWriter
@@ -35,10 +34,6 @@ from tfm.training.trace import Trace
 
 LATE = 2
 """Steps that may be on their way while the host goes on; older ones are waited for and checked."""
-
-
-class TrainingDivergedError(ValueError):
-    """The loss or the gradient is NaN or infinite."""
 
 
 @dataclass(frozen=True)
@@ -231,21 +226,40 @@ def _after_step(run: Run, state: TrainState, step: int, window: _Window, stopped
     run.watch.at(step, "evaluation")
     run.checkpoints.poll()
     last = step == train.steps
-    evaluate = run.evaluate is not None and (last or step % train.eval_every == 0)
     scores: dict[str, float] = {}
-    if evaluate and run.evaluate is not None and not stopped:
-        with contextlib.suppress(EvaluationStopped):  # several processes never stop there: not all would
-            scores = run.evaluate(run, state.params if state.ema is None else state.ema, step, stop)
+    failure: Exception | None = None
+    if (last or step % train.eval_every == 0) and not stopped:
+        scores, failure = _evaluate(run, state, step, stop)
     values |= scores
     run.reporter.report(step, values)
     if run.writer is not None:
         run.writer.write(step, values)
     score = _score(scores)
     run.watch.at(step, "checkpoint")
-    if last or stopped or step % train.checkpoint_every == 0 or run.checkpoints.beats(score):
+    if last or stopped or failure or step % train.checkpoint_every == 0 or run.checkpoints.beats(score):
         run.checkpoints.save(state, config=run.config, data_state=_position(run.batches), scores=score)
     wait_for_all(f"step {step}")
+    if failure is not None:
+        raise failure
     window.restart()
+
+
+def _evaluate(run: Run, state: TrainState, step: int, stop: StopCheck) -> tuple[dict[str, float], Exception | None]:
+    """The scores, if any, and what went wrong: what was trained is saved before that ends the run.
+
+    A model that has diverged is not saved; and of several processes one that fails ends at once, since the others may
+    wait for it.
+    """
+    if run.evaluate is None:
+        return {}, None
+    try:
+        return run.evaluate(run, state.params if state.ema is None else state.ema, step, stop), None
+    except EvaluationStopped:  # several processes never stop there: not all would
+        return {}, None
+    except Exception as error:
+        if isinstance(error, TrainingDivergedError) or jax.process_count() > 1:
+            raise
+        return {}, error
 
 
 def _score(scores: Mapping[str, float]) -> dict[str, float]:
@@ -260,9 +274,10 @@ def _position(batches: Any) -> Any:
 
 
 def _diverged(run: Run, step: int, name: str, value: float, batch: Mapping[str, np.ndarray]) -> TrainingDivergedError:
-    """The error, after the batch's examples were written beside the run."""
+    """The error, after the batch's examples were written beside the run; each process writes its own."""
     lines = run.describe(batch)
-    path = run.folder / f"not_finite_{step}.txt"
+    part = f"_process_{jax.process_index()}" if jax.process_count() > 1 else ""
+    path = run.folder / f"not_finite_{step}{part}.txt"
     path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
     first = f", such as {lines[0]!r}" if lines else ""
     return TrainingDivergedError(

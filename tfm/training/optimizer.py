@@ -89,7 +89,27 @@ def make_optimizer(config: OptimizerConfig, schedule: optax.Schedule) -> optax.G
         "sgd": lambda: optax.sgd(schedule, momentum=c.beta1 or None),
     }
     rule = rules[config.name]()
-    return rule if c.clip_norm is None else optax.chain(optax.clip_by_global_norm(c.clip_norm), rule)
+    return rule if c.clip_norm is None else optax.chain(clip_by_global_norm(c.clip_norm), rule)
+
+
+def global_norm(tree: Any) -> jax.Array:
+    """The root of the sum of all squares, in float32 at least: bfloat16 would lose, and float16 overflow, the sum.
+
+    Example:
+        >>> float(global_norm([jnp.ones(1, jnp.bfloat16)] * 400))
+        20.0
+    """
+    return optax.global_norm(jax.tree.map(lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32)), tree))
+
+
+def clip_by_global_norm(most: float) -> optax.GradientTransformation:
+    """optax's rule with the norm of `global_norm`: g <- g min(1, most / |g|)."""
+
+    def clip(updates: Any, _: Any) -> Any:
+        norm = global_norm(updates)
+        return jax.tree.map(lambda g: jnp.where(norm < most, g, g / norm.astype(g.dtype) * most), updates)
+
+    return optax.stateless(clip)
 
 
 def adafactor(schedule: optax.Schedule, weight_decay: float = 0.0) -> optax.GradientTransformation:

@@ -36,13 +36,16 @@ def resolve_config(config: Config, vocab_size: int, labels: Sequence[str] = ()) 
         replaced by one for `model.num_classes`.
 
     Raises:
-        ValueError: the model is not of the kind that the task needs, sequences of `data.max_length` do not fit its
-            learned positions, or there are fewer than two classes.
+        ValueError: the model is not of the kind that the task needs, its parameters are too narrow for the optimizer,
+            sequences of `data.max_length` do not fit its learned positions, or there are fewer than two classes.
     """
     model, length, task = config.model, config.data.max_length, config.data.task
     kind = "encoder-decoder" if model.is_encoder_decoder else "encoder" if model.is_encoder_only else "decoder"
     require(KINDS[task] == kind, "data.task", task, f"its kind of model is {KINDS[task]}, and this one is {kind} "
             f"(model.encoder_layers={model.encoder_layers}, decoder_layers={model.decoder_layers})")
+    rule = config.optimizer.name
+    require(model.param_dtype != "float16" or rule == "sgd", "model.param_dtype", "float16",
+            f"the squares of gradients that {rule} keeps are 0 in it: train with float32 or bfloat16")
     if task == "classify":
         require(len(labels) > 1, "data.labels", tuple(labels), "a classification needs at least two")
         model = dataclasses.replace(model, num_classes=len(labels), token_head=False, logit_bias=False,

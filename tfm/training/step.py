@@ -17,6 +17,7 @@ from tfm.models.adapters import join_params, split_params
 from tfm.parallel.exchange import wait_for_all
 from tfm.parallel.kept_programs import KeptPrograms
 from tfm.training.loss import Batch, LossFn, Params
+from tfm.training.optimizer import global_norm
 
 
 class TrainState(struct.PyTreeNode):
@@ -105,7 +106,7 @@ def make_train_step(loss_fn: LossFn, optimizer: optax.GradientTransformation, *,
         gradients, sums = _summed_gradients(loss_of_trained, trained, batch, key, accumulate)
         weight = jnp.where(sums["weight"] > 0, sums["weight"], 1.0)
         with jax.named_scope("optimizer"):
-            gradient_norm = optax.global_norm(gradients) / weight
+            gradient_norm = global_norm(gradients) / weight
             # A division would be written out for the moments to read; a product becomes a part of what reads it.
             gradients = jax.tree.map(lambda g: g * (1.0 / weight).astype(g.dtype), gradients)
             updates, opt_state = optimizer.update(gradients, state.opt_state, trained)
