@@ -6,6 +6,7 @@ import functools
 import math
 import types
 import typing
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -20,6 +21,14 @@ def require(condition: bool, field_name: str, value: object, expected: str) -> N
     """Raise the ValueError that a user can act on: which field, which value, what would be right."""
     if not condition:
         raise ValueError(f"{field_name} is {value!r}, but {expected}")
+
+
+def require_file(path: Path, what: str) -> None:
+    """Raise the error of a path that is no file to read: FileNotFoundError where nothing is there, else ValueError."""
+    if not path.exists():
+        raise FileNotFoundError(f"{what} {path} does not exist" + ("" if path.is_absolute() else f" in {Path.cwd()}"))
+    if not path.is_file():
+        raise ValueError(f"{what} {path} is {'a folder' if path.is_dir() else 'a pipe or device'}: a file is needed")
 
 
 def require_positive(owner: str, instance: object, names: tuple[str, ...]) -> None:

@@ -1,5 +1,6 @@
 """`tfm cost` prints the figures of `tfm.analysis.costs`."""
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -23,8 +24,31 @@ def test_tables_and_picture(tmp_path, capsys, monkeypatch):
     assert imread(tmp_path / "costs.png").std() > 0.05
 
 
+def test_the_lengths_under_a_picture_do_not_run_into_each_other(tmp_path):
+    from unittest.mock import patch
+
+    from matplotlib.figure import Figure
+
+    from tfm import presets
+    from tfm.analysis.cost_plots import plot_costs
+
+    drawn = []
+    with patch.object(Figure, "savefig", lambda self, path, **how: drawn.append(self)):
+        plot_costs(presets.transformer_base(vocab_size=100), 512, tmp_path / "costs.png")
+    figure = drawn[0]
+    figure.canvas.draw()
+    for axes in figure.axes:
+        ticks = [*axes.xaxis.get_major_ticks(), *axes.xaxis.get_minor_ticks()]
+        boxes = sorted((tick.label1.get_window_extent() for tick in ticks if tick.label1.get_text()),
+                       key=lambda box: box.x0)
+        assert len(boxes) > 2
+        assert all(one.x1 < other.x0 for one, other in itertools.pairwise(boxes))
+
+
 @pytest.mark.parametrize(("arguments", "message"), [(["--length", "0"], "--length is 0"),
-                                                    (["--dtype", "fp7"], "fp7"), (["--bach", "2"], "--batch")])
+                                                    (["--dtype", "fp7"], "fp7"), (["--bach", "2"], "--batch"),
+                                                    (["--plot", "costs"], "--plot is 'costs'"),
+                                                    (["--plot", "costs.jpgg"], "--plot is 'costs.jpgg'")])
 def test_mistakes(capsys, arguments, message):
     assert main(["cost", CONFIG, *arguments]) == 2
     assert message in capsys.readouterr().err

@@ -2,11 +2,13 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import sacrebleu
 
+from tfm.bundle import load
 from tfm.cli.eval import EvalOptions, _generation, main
 
 
@@ -48,3 +50,21 @@ def test_options_of_generation_go_with_translation():
     assert _generation(EvalOptions(Path("run"), alpha=0.5), "translate") == {"alpha": 0.5}
     with pytest.raises(ValueError, match=r"--beam-size is 4, but this run's task is causal_lm, not translate"):
         _generation(EvalOptions(Path("run"), beam_size=4), "causal_lm")
+
+
+def test_only_the_files_of_the_measured_split_are_opened(tiny_run, tmp_path, capsys, monkeypatch):
+    source, target = tmp_path / "test.en", tmp_path / "test.de"
+    source.write_text("The child sleeps.\n", encoding="utf-8")
+    target.write_text("Das Kind schläft.\n", encoding="utf-8")
+
+    def of_text(*arguments, **options):
+        bundle = load(*arguments, **options)
+        data = replace(bundle.config.data, source="text", train=("gone.en", "gone.de"), valid=("no.en", "no.de"),
+                       test=(str(source), str(target)))
+        return replace(bundle, config=bundle.config.replace(data=data))
+
+    monkeypatch.setattr("tfm.cli.eval.load", of_text)
+    assert main([str(tiny_run), "--beam-size", "1"]) == 0
+    assert f"{'tokens':18} {len('Das Kind schläft.'.encode()) + 1}\n" in capsys.readouterr().out
+    assert main([str(tiny_run), "--split", "valid"]) == 2
+    assert "no.en does not exist" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import numpy as np
@@ -87,3 +88,16 @@ def test_parts_of_a_text() -> None:
         for start in range(8):
             for end in (*range(start, 8), None):
                 assert tokens.part(index, start, end).tolist() == [byte + 4 for byte in text[start:end].encode()]
+
+
+def test_a_full_disk_is_named(tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        with pytest.raises(OSError, match="no space left for 20,000 bytes of tokens") as caught:
+            cached_tokens(Texts([["a" * 10_000]]), 1, ByteTokenizer(), tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert caught.value.errno == errno.ENOSPC and str(tmp_path) in caught.value.filename
+    assert list(tmp_path.iterdir()) == []

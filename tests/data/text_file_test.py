@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,11 @@ def test_invalid_utf8_is_found_in_any_chunk(tmp_path: Path, monkeypatch: pytest.
 def test_missing_and_broken_files(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"absent\.gz"):
         Lines(tmp_path / "absent.gz")
+    with pytest.raises(ValueError, match=f"{tmp_path.name} is a folder"):
+        Lines(tmp_path)
+    os.mkfifo(tmp_path / "pipe.txt")
+    with pytest.raises(ValueError, match=r"pipe\.txt is a pipe"):
+        Lines(tmp_path / "pipe.txt")
     whole = gzip.compress(b"some text\n" * 50)
     for name, content in (("cut.gz", whole[:-12]), ("plain.gz", b"no gzip")):
         (tmp_path / name).write_bytes(content)

@@ -22,7 +22,7 @@ def plot_costs(config: ModelConfig, length: int, path: Path, *, bytes_per_elemen
     Args:
         config: the architecture.
         length: greatest length.
-        path: PNG file to write.
+        path: PNG, PDF or SVG file to write.
         bytes_per_element: of scores and cached keys and values.
         window: of the window pattern.
     """
@@ -54,7 +54,9 @@ def plot_costs(config: ModelConfig, length: int, path: Path, *, bytes_per_elemen
         table.plot(lengths, [at[i].complexity for at in rows], label=row.name)
     table.set(title=f"Table 1: operations of a layer, d = {config.d_model:,}", ylabel="operations")
     for axes in (flops, pairs, memory, table):
-        axes.set(xscale="log", yscale="log", xlabel="tokens")
+        axes.set(yscale="log", xlabel="tokens")
+        axes.set_xscale("log", base=2)  # the lengths are powers of 2, and other ticks would run into each other
+        axes.xaxis.set_major_formatter(lambda n, _: f"{n:,.0f}")
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -17,6 +17,9 @@ from tfm.cli.errors import run_main
 from tfm.cli.options import parse
 from tfm.config import AttentionPattern, Config, ModelConfig, require
 
+PICTURES = (".png", ".pdf", ".svg")
+"""Kinds of file that a picture can be written to."""
+
 
 @dataclass(frozen=True)
 class CostOptions:
@@ -35,7 +38,7 @@ class CostOptions:
     window: int = 512
     """Keys that the window pattern sees."""
     plot: Path | None = None
-    """PNG file: the costs against the length."""
+    """PNG, PDF or SVG file: the costs against the length."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -48,6 +51,8 @@ def show_costs(options: CostOptions) -> int:
     """Print the tables and draw the picture; give the exit code."""
     for name in ("length", "batch", "window"):
         require(getattr(options, name) > 0, f"--{name}", getattr(options, name), "it must be above 0")
+    require(options.plot is None or options.plot.suffix in PICTURES, "--plot", str(options.plot),
+            f"it must end in one of {', '.join(PICTURES)}")
     model, length = options.config.model, options.length
     require(model.position != "learned" or length <= model.max_positions, "--length", length,
             f"the model has {model.max_positions} learned positions")

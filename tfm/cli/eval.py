@@ -73,7 +73,7 @@ def run_evaluation(options: EvalOptions) -> int:
         raise FileNotFoundError(f"{options.run} is no run folder: it has no checkpoints/")
     bundle = load(options.run, checkpoint=checkpoint_choice(options.checkpoint), average=options.average,
                   weights=options.weights, say=say)
-    splits = load_splits(bundle.config.data, bundle.config.train.seed)
+    splits = load_splits(bundle.config.data, bundle.config.train.seed, only=options.split)
     texts = splits.test if options.split == "test" else splits.valid
     require(len(texts) > 0, f"data.{options.split}", (), "the run's config names no files for it")
     generation = _generation(options, bundle.config.data.task)

@@ -17,11 +17,17 @@ from typing import Any, TypeVar
 import tyro
 
 from tfm.config import Config, DataConfig, DecodeConfig, ModelConfig, OptimizerConfig, TrainConfig
+from tfm.config_checks import require_file
 from tfm.config_json import nearest
 
 T = TypeVar("T")
 FRAME, RULE = " │╭╮╰╯|+", " │─╭╮╰╯|-+"
 """What tyro draws boxes with: in Unicode, or in ASCII where stderr cannot show that."""
+VALUES = ((r"invalid literal for int\(\) with base 10: (.+)", "a whole number"),
+          (r"could not convert string to float: (.+)", "a number"),
+          (r"no type matching {None}\|INT could be instantiated from \[(.+)\]\.", "a whole number, or None"),
+          (r"no type matching {None}\|FLOAT could be instantiated from \[(.+)\]\.", "a number, or None"))
+"""What tyro says of a value that it cannot read -> what would be right."""
 PARTS = (ModelConfig, DataConfig, OptimizerConfig, TrainConfig, DecodeConfig)
 
 
@@ -30,11 +36,11 @@ def load_config_file(path: str | Path) -> Config:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the file has an error, no `get_config`, or one that gives something else; the message names it.
+        ValueError: a folder, or a file with an error, without `get_config`, or with one that gives something else; the
+            message names it.
     """
     path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"config file {path} does not exist")
+    require_file(path, "config file")
     try:
         config = runpy.run_path(str(path))["get_config"]()
     except KeyError as error:
@@ -103,8 +109,11 @@ def _option_names(kind: Any, prefix: str = "") -> list[str]:
         flat = any(getattr(extra, "name", None) == "" for extra in getattr(hint, "__metadata__", ()))
         inner = typing.get_args(hint)[0] if flat else hint
         name = "" if flat else f"{prefix}{field.name}".replace("_", "-")
+        parts = [part for part in typing.get_args(inner) if dataclasses.is_dataclass(part)]
         if dataclasses.is_dataclass(inner):
             names += _option_names(inner, f"{name}." if name else "")
+        elif parts:
+            names += _option_names(parts[0], f"{name}.0." if typing.get_origin(inner) is tuple else f"{name}.")
         else:
             names.append(f"--{name}")
     return names
@@ -129,13 +138,27 @@ def _one_line(known: Sequence[str]) -> Iterator[None]:
 def _message(box: str, known: Sequence[str]) -> str:
     lines = ["" if set(line) <= set(RULE) else line.strip(FRAME) for line in box.splitlines()[1:]]
     body = itertools.takewhile(bool, itertools.dropwhile(lambda line: not line, lines))
-    text = re.sub(r"^Error parsing (config\.\w+|--\S+): (?=\w+\.\w+ is )", "", " ".join(body))
+    text = re.sub(r"^Error parsing (config\.\w+|\w+Options|--\S+): (?=(\w+\.\w+|--\S+) is )", "", " ".join(body))
     unknown = re.match(r"Unrecognized options: (--[^\s,=]+)", text)
     if unknown:
-        near = nearest(unknown[1], list(known))
-        return f"unknown option {unknown[1]}" + (f": did you mean {near}?" if near else "")
+        return f"unknown option {unknown[1]}{_instead(unknown[1], known)}"
+    for said, right in VALUES:
+        wrong = re.fullmatch(rf"Error parsing (--\S+): {said}", text)
+        if wrong:
+            return f"{wrong[1]} is {wrong[2]}, but it must be {right}"
     missing = re.match(r"Missing from .*?: (--\S+)", text)
     return f"the option {missing[1]} is missing" if missing else text
+
+
+def _instead(option: str, known: Sequence[str]) -> str:
+    """What to write in place of an unknown option."""
+    if option in known:
+        return f": the config file has no {option.removeprefix('--').rpartition('.')[0].replace('-', '_')} to change"
+    inner = [name for name in known if name.startswith(f"{option}.")]
+    if inner:
+        return f": there are {', '.join(inner)}"
+    near = nearest(option, list(known))
+    return f": did you mean {near}?" if near else ""
 
 
 def _name_unknown_field(message: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import shutil
@@ -127,8 +128,8 @@ def _write_entry(entry: Path, tokens: Sequence[Tokens]) -> None:
     temporary = Path(tempfile.mkdtemp(prefix=".tokens-", dir=entry.parent))
     try:
         for i, column in enumerate(tokens):
-            np.save(temporary / f"ids_{i}.npy", column.ids)
-            np.save(temporary / f"offsets_{i}.npy", column.offsets)
+            _save(temporary / f"ids_{i}.npy", column.ids)
+            _save(temporary / f"offsets_{i}.npy", column.offsets)
         try:
             os.rename(temporary, entry)
         except OSError:
@@ -136,6 +137,16 @@ def _write_entry(entry: Path, tokens: Sequence[Tokens]) -> None:
                 raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _save(path: Path, array: np.ndarray) -> None:
+    """`np.save`, whose error says no more than how much was written where the disk is full."""
+    try:
+        np.save(path, array)
+    except OSError as error:
+        if error.errno is not None:
+            raise
+        raise OSError(errno.ENOSPC, f"no space left for {array.nbytes:,} bytes of tokens", str(path)) from error
 
 
 @contextlib.contextmanager

@@ -70,12 +70,13 @@ class Splits:
     test: Texts
 
 
-def load_splits(config: DataConfig, seed: int = 0) -> Splits:
+def load_splits(config: DataConfig, seed: int = 0, *, only: str | None = None) -> Splits:
     """Open the texts of a config.
 
     Args:
       config: which source, and its files.
       seed: seed of the generated source; files do not depend on it.
+      only: name of the one split whose files are opened, such as "test"; those of the others need not be there.
 
     Returns:
       The three splits: pairs of texts for translation and classification, single texts for language models.
@@ -87,12 +88,13 @@ def load_splits(config: DataConfig, seed: int = 0) -> Splits:
     if config.source == "generated":
         splits = _load_generated(config, seed)
     elif config.source == "text":
-        splits = _load_text(config)
+        splits = Splits(*(_open_files(config, name) if only in (None, name) else Texts(())
+                          for name in ("train", "valid", "test")))
     else:
         from tfm.data.tfds_source import load_tfds
 
         splits = Splits(*load_tfds(config))
-    if not len(splits.train):
+    if only in (None, "train") and not len(splits.train):
         raise ValueError("data.train holds no examples: an empty file or split cannot be trained on")
     return splits
 
@@ -105,11 +107,6 @@ def _load_generated(config: DataConfig, seed: int) -> Splits:
     from tfm.data.documents import generated_documents
 
     return Splits(*generated_documents(config.generated_size, seed, labels=config.task == "classify"))
-
-
-def _load_text(config: DataConfig) -> Splits:
-    train, valid, test = (_open_files(config, name) for name in ("train", "valid", "test"))
-    return Splits(train, valid, test)
 
 
 def _open_files(config: DataConfig, split: str) -> Texts:

@@ -12,6 +12,8 @@ from typing import overload
 
 import numpy as np
 
+from tfm.config_checks import require_file
+
 _NEWLINE = 10
 _CHUNK = 1 << 26
 
@@ -24,7 +26,7 @@ class Lines(Sequence[str]):
 
     Raises:
       FileNotFoundError: there is no such file.
-      ValueError: it is not UTF-8 (with the line's number), or not whole gzip.
+      ValueError: it is a folder or a pipe, not UTF-8 (with the line's number), or not whole gzip.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -87,8 +89,7 @@ class Documents(Sequence[str]):
 
 
 def _read(path: Path) -> bytes:
-    if not path.is_file():
-        raise FileNotFoundError(f"text file {path} does not exist")
+    require_file(path, "text file")
     content = path.read_bytes()
     try:
         return (gzip.decompress(content) if path.suffix == ".gz" else content).removeprefix(codecs.BOM_UTF8)

@@ -17,6 +17,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from tfm.config_checks import require_file
+
 META_SYMBOL = "\u2581"  # what sentencepiece writes for a space
 MASK_SYMBOL = "<mask>"
 _SENTENCE_END = (".", "!", "?", "\n", "\u2026", "\u3002")
@@ -312,11 +314,10 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
 
     Raises:
       FileNotFoundError: the file is missing.
-      ValueError: it holds none of the three.
+      ValueError: it is a folder, or holds none of the three.
     """
     path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"tokenizer file {path} does not exist")
+    require_file(path, "tokenizer file")
     content = path.read_bytes()
     try:
         return tokenizer_from_bytes(content)

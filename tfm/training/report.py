@@ -12,6 +12,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+COSTS = (("loss", "loss", ".3f"), ("learning_rate", "lr", ".2e"), ("tokens_per_second", "tokens/s", ",.0f"))
+SCORES = (("valid_loss", "valid loss", ".3f"), ("valid_accuracy", "valid accuracy", ".3f"), ("bleu", "BLEU", ".2f"))
+"""What a report shows of training, and of an evaluation: (key, name, format)."""
+
 
 def parameter_rows(params: Any) -> list[tuple[str, str]]:
     """(part, number of parameters) for each top-level part of a params tree, and in total.
@@ -74,23 +78,25 @@ class Reporter:
 
     def report(self, step: int, values: Mapping[str, float]) -> None:
         """Show loss, learning rate, speed and time left."""
-        parts = [f"{name} {values[key]:{form}}" for key, name, form in (
-            ("loss", "loss", ".3f"), ("learning_rate", "lr", ".2e"), ("tokens_per_second", "tokens/s", ",.0f"),
-            ("valid_loss", "valid loss", ".3f"), ("valid_accuracy", "valid accuracy", ".3f"),
-            ("bleu", "BLEU", ".2f")) if key in values]
-        if self._progress is not None:
-            self._progress.update(self._progress.task_ids[0], completed=step, text="  ".join(parts))
-            if "valid_loss" in values:
-                self.say(f"step {step}  " + "  ".join(parts))
+        costs, scores = _words(values, COSTS), _words(values, SCORES)
+        if self._progress is not None:  # the scores stay in their own line: with them it is too wide for a terminal
+            self._progress.update(self._progress.task_ids[0], completed=step, text="  ".join(costs))
+            if scores:
+                self.say("  ".join([f"step {step}", *costs, *scores]))
             return
         left = (time.perf_counter() - self._started) / max(step - self._first, 1) * (self._steps - step)
-        self.say(f"step {step}/{self._steps}  {'  '.join(parts)}  {duration(left)} left")
+        self.say("  ".join([f"step {step}/{self._steps}", *costs, *scores, f"{duration(left)} left"]))
 
     def stop(self) -> None:
         """Take the progress bar away."""
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
+
+
+def _words(values: Mapping[str, float], names: Sequence[tuple[str, str, str]]) -> list[str]:
+    """Those of the named values that there are, with their names."""
+    return [f"{name} {values[key]:{form}}" for key, name, form in names if key in values]
 
 
 def duration(seconds: float) -> str:
