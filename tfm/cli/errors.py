@@ -17,6 +17,8 @@ from tfm.cli.garbage import no_collection
 
 MISTAKE, INTERRUPTED, TERMINATED = 2, 128 + signal.SIGINT, 128 + signal.SIGTERM
 PACKAGE = Path(__file__).resolve().parents[1]
+LESS_MEMORY = ("smaller batches need less, by data.tokens_per_batch or --batch-size; a training step also with more "
+               "optimizer.accumulate or model.remat='full', and `tfm plan` tells what it needs")
 
 
 def start(module: str, argv: Sequence[str] | None = None) -> int:
@@ -42,8 +44,9 @@ def start(module: str, argv: Sequence[str] | None = None) -> int:
 def run_main(command: Callable[[], int]) -> int:
     """Run a command and give its exit code: 2, after one line on stderr, for a user's mistake.
 
-    A mistake is a ValueError or ImportError that this package raises itself, or any OSError (a missing file, no space
-    left). Everything else is a defect of ours and shows its traceback.
+    A mistake is a ValueError or ImportError that this package raises itself, any OSError (a missing file, no space
+    left), or more work at a time than the memory of the host or of a device holds. Everything else is a defect of ours
+    and shows its traceback.
 
     Args:
         command: gives the exit code.
@@ -73,6 +76,10 @@ def run_main(command: Callable[[], int]) -> int:
         if not _raised_here(error):
             raise
         return _complain(str(error))
+    except (MemoryError, RuntimeError) as error:
+        if not (isinstance(error, MemoryError) or str(error).startswith("RESOURCE_EXHAUSTED")):
+            raise
+        return _complain(f"no memory left ({str(error).partition(chr(10))[0]}): {LESS_MEMORY}")
 
 
 class _Terminated(BaseException):
