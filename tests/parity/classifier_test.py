@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import jax
 import numpy as np
 import pytest
@@ -45,6 +47,16 @@ def test_a_head_that_no_foreign_model_has_is_refused(tmp_path):
                                          r"model\.pooler=False "
                                          r"\(there True\), model\.class_pooling='mean' \(there 'first'\)$"):
         to_huggingface(config, {}, tmp_path)
+
+
+@pytest.mark.parametrize("names", [{"1": "bad", "2": "good", "3": "odd"}, {"bad": "0", "good": "1", "odd": "2"},
+                                   {"0": 1, "1": 2, "2": 3}])
+def test_names_that_do_not_count_the_classes_from_0_are_refused(names, tmp_path):
+    MODELS["bert"]().save_pretrained(tmp_path)
+    values = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**values, "id2label": names}))
+    with pytest.raises(ValueError, match=r"config\.json: id2label is \{.*it must name the 3 classes .* '0' to '2'$"):
+        tfm.load(tmp_path)
 
 
 @pytest.mark.parametrize("pooler, message", [(False, "left over: classifier.bias, classifier.weight"),
