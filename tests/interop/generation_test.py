@@ -6,6 +6,7 @@ import functools
 import json
 
 import pytest
+import transformers
 
 from tfm.config import DecodeConfig
 from tfm.foreign import left_to_the_caller, special_fields
@@ -33,6 +34,20 @@ def test_t5_starts_with_padding_where_nothing_is_said():
 def test_a_decoder_alone_has_no_forced_first_token():
     assert settings_from({"model_type": "mbart", "forced_bos_token_id": 9}).forced_bos_id == 9
     assert settings_from({"model_type": "gpt2", "forced_bos_token_id": 9}).forced_bos_id is None
+
+
+def test_the_older_flag_of_bart_forces_its_first_token(tmp_path):
+    model = transformers.BartForConditionalGeneration(transformers.BartConfig(
+        vocab_size=11, d_model=8, encoder_layers=1, decoder_layers=1, encoder_attention_heads=1,
+        decoder_attention_heads=1, encoder_ffn_dim=8, decoder_ffn_dim=8, max_position_embeddings=8))
+    model.save_pretrained(tmp_path)
+    (tmp_path / "generation_config.json").unlink()
+    values = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**values, "force_bos_token_to_be_generated": True}))
+    theirs = transformers.BartForConditionalGeneration.from_pretrained(tmp_path).generation_config
+    assert theirs.forced_bos_token_id == 0 and load_generation_settings(tmp_path).forced_bos_id == 0
+    (tmp_path / "config.json").write_text(json.dumps({**values, "force_bos_token_to_be_generated": False}))
+    assert load_generation_settings(tmp_path).forced_bos_id is None
 
 
 def test_lengths_count_the_first_input_of_a_decoder_or_the_prompt():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import jax
 import numpy as np
 import pytest
@@ -37,6 +39,22 @@ def test_logits_labels_and_a_round_trip(name, randomized, inputs, tmp_path):
         np.testing.assert_allclose(back(**batch.torch()).logits.numpy(), theirs, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_padding_on_the_left_changes_nothing(name, randomized, tmp_path):
+    model = randomized(MODELS[name]())
+    model.save_pretrained(tmp_path)
+    config, params = from_huggingface(tmp_path)
+    rows = np.random.default_rng(0).integers(4, 41, (3, 6))
+    mask = np.arange(6) >= np.array([[0], [2], [5]])
+    ids = np.where(mask, rows, model.config.pad_token_id)
+    ours = jax.jit(lambda ids, mask: tfm.build(config).apply({"params": params}, ids, mask=mask,
+                                                             method="class_logits"))(ids, mask)
+    with torch.no_grad():
+        theirs = [model(torch.tensor(row[real])[None]).logits[0].numpy()
+                  for row, real in zip(rows, mask, strict=True)]
+    np.testing.assert_allclose(ours, theirs, atol=2e-4)
+
+
 def test_a_head_that_no_foreign_model_has_is_refused(tmp_path):
     config = tfm.presets.bert_base(11, d_model=8, d_ff=8, num_heads=2, encoder_layers=1, token_head=False,
                                    logit_bias=False, pooler=False, num_classes=2, class_pooling="mean",
@@ -45,6 +63,16 @@ def test_a_head_that_no_foreign_model_has_is_refused(tmp_path):
                                          r"model\.pooler=False "
                                          r"\(there True\), model\.class_pooling='mean' \(there 'first'\)$"):
         to_huggingface(config, {}, tmp_path)
+
+
+@pytest.mark.parametrize("names", [{"1": "bad", "2": "good", "3": "odd"}, {"bad": "0", "good": "1", "odd": "2"},
+                                   {"0": 1, "1": 2, "2": 3}])
+def test_names_that_do_not_count_the_classes_from_0_are_refused(names, tmp_path):
+    MODELS["bert"]().save_pretrained(tmp_path)
+    values = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**values, "id2label": names}))
+    with pytest.raises(ValueError, match=r"config\.json: id2label is \{.*it must name the 3 classes .* '0' to '2'$"):
+        tfm.load(tmp_path)
 
 
 @pytest.mark.parametrize("pooler, message", [(False, "left over: classifier.bias, classifier.weight"),

@@ -23,6 +23,16 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
+def test_what_they_can_untie_beside_the_output_is_refused(name, randomized, tmp_path):
+    model = MODELS[name]()
+    model = randomized(type(model)(type(model.config).from_dict({**model.config.to_dict(),
+                                                                 "tie_word_embeddings": False})))
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"(embed_tokens\.weight|decoder\.bias) and .* has one parameter for both$"):
+        from_huggingface(tmp_path)
+
+
+@pytest.mark.parametrize("name", MODELS)
 def test_nothing_is_missing(name, randomized, tmp_path):
     model = randomized(MODELS[name]())  # tied, so that all copies are equal
     model.get_output_embeddings().weight = torch.nn.Parameter(0.3 * torch.randn(41, 24))

@@ -60,7 +60,12 @@ def read_classes(attributes: Attributes, found: bool) -> int:
                 "a head that labels every token is not supported, only one that labels a text")
     attributes.expect("problem_type", None, "single_label_classification", because="a text has one label of several")
     labels = attributes.take("id2label", default=None)
-    return len(labels) if labels else attributes.take("num_labels", default=2)
+    if not labels:
+        return attributes.take("num_labels", default=2)
+    require(sorted(labels) == sorted(str(i) for i in range(len(labels))) and
+            all(isinstance(name, str) for name in labels.values()), "id2label", labels,
+            f"it must name the {len(labels)} classes by a text each, from '0' to '{len(labels) - 1}'")
+    return len(labels)
 
 
 def _read(attributes: Attributes, names: Set[str]) -> ModelConfig:

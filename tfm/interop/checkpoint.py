@@ -182,7 +182,8 @@ def _resolve_aliases(aliases: Mapping[str, str], tensors: Mapping[str, Any], sto
         if name not in stored:
             stored[name] = original
         elif not np.array_equal(tensors[original], tensors[stored[name]]):
-            raise ValueError(f"{where}: tensors {original} and {stored[name]} differ, but the config ties them")
+            raise ValueError(f"{where}: tensors {original} and {stored[name]} differ, but the model that is read has "
+                             "one parameter for both")
 
 
 def _check_names(family: Family, entries: list[Entry], stored: dict[str, str], where: str) -> None:

@@ -145,12 +145,14 @@ def settings_from(values: dict[str, Any], *, pair: bool | None = None) -> Genera
         start = values.get("pad_token_id", 0)
     if pair is None:
         pair = bool(values.get("is_encoder_decoder")) or values.get("model_type") in PAIRS
+    # an older name of the same: the first token is bos_token_id
+    first = values.get("bos_token_id") if values.get("force_bos_token_to_be_generated") else None
     # min_length and max_length count the decoder's first input, or the prompt; the settings of new tokens go first
     least, most, new = values.get("min_length") or 0, values.get("max_length"), values.get("min_new_tokens")
     return GenerationSettings(
         eos_ids=_ids(values.get("eos_token_id")), pad_id=values.get("pad_token_id"), bos_id=values.get("bos_token_id"),
         # forced behind one token only: the decoder's first input, which a decoder alone does not have
-        decoder_start_id=start, forced_bos_id=values.get("forced_bos_token_id") if pair else None,
+        decoder_start_id=start, forced_bos_id=_default(values.get("forced_bos_token_id"), first) if pair else None,
         forced_eos_ids=_ids(values.get("forced_eos_token_id")), suppressed_ids=_ids(values.get("suppress_tokens")),
         begin_suppressed_ids=_ids(values.get("begin_suppress_tokens")),
         bad_words=tuple(tuple(word) for word in values.get("bad_words_ids") or ()),

@@ -59,7 +59,7 @@ _KINDS = {
     _Kind("true or false", lambda value: value in (True, False)): (
         "tie_word_embeddings", "tie_weights_", "attention_bias", "mlp_bias", "use_sliding_window", "scale_attn_weights",
         "scale_embedding", "scale_decoder_outputs", "use_parallel_residual", "share_encoder_decoder_embeddings",
-        "truncate", "is_encoder_decoder", "do_sample", "renormalize_logits"),
+        "truncate", "is_encoder_decoder", "do_sample", "renormalize_logits", "force_bos_token_to_be_generated"),
     _Kind("true, false or 'never'", lambda value: value in (True, False, "never")): ("early_stopping",),
     _Kind("a text", _text): (
         "model_type", "hidden_act", "hidden_activation", "activation", "activation_function", "feed_forward_proj",

@@ -28,9 +28,15 @@ class Entry:
     layout: Layout
 
 
+def _only_row(x: Array) -> list[Array]:
+    if x.ndim != 2 or len(x) != 1:
+        raise ValueError(f"it has shape {tuple(x.shape)}, but one row is needed")
+    return [x[0]]
+
+
 SAME = Layout(lambda x: [x], lambda parts: parts[0])
 TRANSPOSED = Layout(lambda x: [x.T], lambda parts: parts[0].T)
-ROW = Layout(lambda x: [x[0]], lambda parts: parts[0][None])
+ROW = Layout(_only_row, lambda parts: parts[0][None])
 
 
 def columns(*widths: int) -> Layout:

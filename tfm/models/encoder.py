@@ -97,17 +97,25 @@ class Encoder(nn.Module):
             self.pool(x)
         return self.output(x, None if self.config.tie_embeddings in ("none", "inputs") else self.token_embedding)
 
-    def pool(self, hidden: jax.Array) -> jax.Array:
-        """BERT's summary of a sequence: tanh(W h_0 + b); hidden [B, T, M] -> [B, M]."""
-        return jnp.tanh(self.pooler(hidden[:, 0]))
+    def pool(self, hidden: jax.Array, mask: jax.Array | None = None) -> jax.Array:
+        """BERT's summary of a sequence: tanh(W h_0 + b), h_0 of the first real token.
+
+        Args:
+            hidden: [B, T, M].
+            mask: [B, T] bool, True for real tokens; None: all are.
+
+        Returns:
+            [B, M].
+        """
+        return jnp.tanh(self.pooler(first_of_real(hidden, mask)))
 
     def class_logits(self, tokens: jax.Array, *, mask: jax.Array | None = None, positions: Any = None,
                      segments: jax.Array | None = None, token_types: jax.Array | None = None,
                      deterministic: bool = True) -> jax.Array:
         """Logits of the classes of a sequence, [B, num_classes] float32; arguments as in `__call__`.
 
-        logits = dropout(v) W + b, where v is the first hidden vector (through the pooler where there is one) or the
-        mean over real tokens, as `config.class_pooling` says.
+        logits = dropout(v) W + b, where v is the hidden vector of the first real token (through the pooler where there
+        is one) or the mean over real tokens, as `config.class_pooling` says.
 
         Reference: Devlin et al. (2019), section 4.1; Reimers and Gurevych (2019), section 3 (mean).
         """
@@ -116,12 +124,24 @@ class Encoder(nn.Module):
         if self.config.class_pooling == "mean":
             x = mean_of_real(x, mask)
         else:
-            x = self.pool(x) if self.config.pooler else x[:, 0]
+            x = self.pool(x, mask) if self.config.pooler else first_of_real(x, mask)
         return self.classifier(self.dropout(x.astype(jnp.float32), deterministic=deterministic))
 
     def _dense(self) -> Projection:
         config = self.config
         return Projection(config.d_model, True, kernel_initializer(config), config.dtype, config.param_dtype)
+
+
+def first_of_real(hidden: jax.Array, mask: jax.Array | None) -> jax.Array:
+    """The vector of the first real token, wherever padding is: hidden [B, T, M], mask [B, T] bool or None -> [B, M].
+
+    Example:
+        >>> first_of_real(jnp.array([[[1.0], [3.0], [9.0]]]), jnp.array([[False, True, True]])).tolist()
+        [[3.0]]
+    """
+    if mask is None:
+        return hidden[:, 0]
+    return jnp.take_along_axis(hidden, jnp.argmax(mask, axis=1)[:, None, None], axis=1)[:, 0]
 
 
 def mean_of_real(hidden: jax.Array, mask: jax.Array | None) -> jax.Array:
