@@ -107,6 +107,21 @@ def test_resuming_repeats_and_skips_nothing(task: str, batching: str) -> None:
         assert same(next(first), expected[stop])
 
 
+def test_a_state_from_before_packing_had_a_limit_goes_on_as_it_was() -> None:
+    config, splits = make_config(task="causal_lm", batching="pack", tokens_per_batch=140 * 32), make_splits(columns=1)
+    before = make_train_iterator(config, TOKENIZER, splits)
+    state = before.get_state()
+    assert state.pop("bins") == 4096
+    before.set_state(state)  # which does not say it: 32 batches at a time
+    for _ in range(31):
+        next(before)
+    state = before.get_state()
+    assert state.pop("bins") == 32 * 140
+    resumed = make_train_iterator(config, TOKENIZER, splits)
+    resumed.set_state(state)
+    assert all(same(next(resumed), next(before)) for _ in range(3))
+
+
 @pytest.mark.parametrize("batching", ["bucket", "pack"])
 def test_a_state_belongs_to_one_text(batching: str) -> None:
     config, splits = make_config(batching=batching, source="text", train=("a", "b")), make_splits(60)

@@ -14,11 +14,23 @@ from tfm.data.plan import EpochOrder
 from tfm.data.tokenizer import Tokenizer
 
 _ENDLESS = 1 << 60
-_BINS = 32  # batches packed at a time: more fill rows better, and cost more when resuming
+_BATCHES = 32  # packed at a time: more fill rows better, and cost more when resuming
+_MOST_BINS = 4096  # an example is offered to every row: more rows fill no better, and make packing slow
+
+
+def packing_bins(rows: int, most: int | None = _MOST_BINS) -> int:
+    """Rows that are packed at a time, for batches of so many; most: None for no limit, as it was once.
+
+    Example:
+      >>> packing_bins(4), packing_bins(1000), packing_bins(5000), packing_bins(1000, None)
+      (128, 4096, 5000, 32000)
+    """
+    bins = _BATCHES * rows
+    return bins if most is None else max(rows, min(bins, most))
 
 
 def pack_dataset(examples: Examples, order: EpochOrder, shape: BatchShape, tokenizer: Tokenizer, seed: int,
-                 part: range) -> Any:
+                 part: range, bins: int) -> Any:
     """A grain dataset of packed batches.
 
     Every process packs all rows and keeps its own: so the batches, and the state from which they go on, are the same
@@ -31,6 +43,7 @@ def pack_dataset(examples: Examples, order: EpochOrder, shape: BatchShape, token
       tokenizer: its `pad_id` fills rows up, its `bos_id` begins the decoder's inputs.
       seed: of the order of rows.
       part: this process's rows; those from `shape.rows` on are padding.
+      bins: rows that are packed at a time.
 
     Returns:
       An endless `grain.IterDataset` of batches with positions and segments (0: padding).
@@ -52,7 +65,7 @@ def pack_dataset(examples: Examples, order: EpochOrder, shape: BatchShape, token
         grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
     packed = grain.experimental.FirstFitPackIterDataset(
         dataset, length_struct={name: shape.length_of(name) for name in names},
-        num_packing_bins=shape.rows * _BINS, seed=seed,
+        num_packing_bins=bins, seed=seed,
         padding_struct={name: tokenizer.pad_id if first[name].dtype.kind == "i" else 0 for name in names})
     batched = packed.batch(shape.rows, drop_remainder=True).map(
         functools.partial(_own_rows, part=part, fill={name: tokenizer.pad_id for name in names if name in IDS})).map(

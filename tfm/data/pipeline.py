@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import atexit
 import copy
+import dataclasses
+import functools
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,7 @@ from tfm.config import Config, DataConfig
 from tfm.data.batch import IDS, Batch, BatchShape, batch_shapes, choose_lengths, choose_sides, pad_batch, padding_of
 from tfm.data.cache import cached_tokens
 from tfm.data.examples import Examples, LabelledExamples, PairExamples, TextExamples
-from tfm.data.packing import pack_dataset, packed_sides
+from tfm.data.packing import pack_dataset, packed_sides, packing_bins
 from tfm.data.plan import BucketPlan, EpochOrder
 from tfm.data.source import Splits, Texts
 from tfm.data.tokenizer import Tokenizer
@@ -29,6 +32,15 @@ _PREFETCH = 4
 _HELD_OUT_BUCKETS = 6  # where the config leaves their number open
 _LITTLE_PADDING = 0.1
 _MANY_EXAMPLES = 20_000  # are enough to tell how much padding a number of buckets leaves
+
+
+@dataclass(frozen=True)
+class Packer:
+    """What packs a run's examples, `bins` rows at a time."""
+
+    make: Callable[[int], Any]  # bins -> dataset
+    bins: int
+    bins_before: int  # where a state does not say
 
 
 class TrainIterator(Iterator[Batch]):
@@ -42,8 +54,9 @@ class TrainIterator(Iterator[Batch]):
     """
 
     def __init__(self, dataset: Any, examples: Examples, shapes: list[BatchShape], plan: BucketPlan | None,
-                 text: str | None) -> None:
+                 text: str | None, packer: Packer | None = None) -> None:
         self._iterator: Any = iter(dataset)
+        self._packer = packer
         self._text = text  # hash of the content of text files
         self.counts = examples.counts
         self.shapes = shapes
@@ -69,6 +82,8 @@ class TrainIterator(Iterator[Batch]):
     def get_state(self) -> dict[str, Any]:
         """The position after the last batch given out, as plain JSON data."""
         state: dict[str, Any] = copy.deepcopy(self._iterator.get_state())
+        if self._packer is not None:
+            state["bins"] = self._packer.bins
         return state if self._text is None else {"text": self._text, **state}
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -81,7 +96,17 @@ class TrainIterator(Iterator[Batch]):
         if place.pop("text", self._text) != self._text:
             raise ValueError("data.train is not the text that this run was trained on so far: put that back, or let a "
                              "new run start from this one with --init-from")
+        if self._packer is not None:
+            self._pack_by(place.pop("bins", self._packer.bins_before))
         self._iterator.set_state(place)
+
+    def _pack_by(self, bins: int) -> None:
+        """Pack so many rows at a time from now on: a position counts the rows of those packed together."""
+        assert self._packer is not None
+        if bins != self._packer.bins:
+            self._iterator.close()
+            self._packer = dataclasses.replace(self._packer, bins=bins)
+            self._iterator = iter(self._packer.make(bins))
 
     def close(self) -> None:
         """Stop the background thread; the iterator gives nothing more."""
@@ -132,8 +157,10 @@ def make_train_iterator(config: Config, tokenizer: Tokenizer, splits: Splits, *,
         shape = batch_shapes([sides], data.tokens_per_batch)[0]
         rows = -(-shape.rows // int(rows_of)) * int(rows_of) // process_count
         part = range(process_index * rows, (process_index + 1) * rows)
-        dataset = pack_dataset(examples, EpochOrder(len(examples.sides), seed), shape, tokenizer, seed, part)
-        return TrainIterator(dataset, examples, [BatchShape(rows, *sides)], None, text)
+        pack = functools.partial(pack_dataset, examples, EpochOrder(len(examples.sides), seed), shape, tokenizer, seed,
+                                 part)
+        packer = Packer(pack, packing_bins(shape.rows), packing_bins(shape.rows, None))
+        return TrainIterator(pack(packer.bins), examples, [BatchShape(rows, *sides)], None, text, packer)
     shapes = batch_shapes(choose_buckets(examples.sides, data, data.buckets), data.tokens_per_batch)
     plan = BucketPlan(examples.sides, shapes, seed)
     maker = _BatchMaker(examples, plan, tokenizer.pad_id, process_index, process_count, int(rows_of))
