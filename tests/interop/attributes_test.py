@@ -118,3 +118,22 @@ PUBLISHED = {
 def test_what_published_configs_say_is_known(name):
     config, _ = read_config(PUBLISHED[name], set())
     assert config.d_model == 8 and config.vocab_size == 11
+
+
+def test_a_window_left_out_is_that_of_transformers_and_null_is_none():
+    """`transformers.MistralConfig().sliding_window` is 4096."""
+    mistral = {**LLAMA, "model_type": "mistral"}
+    left_out, null = (read_config(values, set())[0].pattern_of(0) for values in
+                      (mistral, {**mistral, "sliding_window": None}))
+    assert (left_out.kind, left_out.window) == ("window", 4096)
+    assert null.kind == "full"
+
+
+def test_windows_of_no_width_are_none_in_qwen():
+    qwen = {**LLAMA, "model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 0}
+    assert read_config(qwen, set())[0].pattern_of(0).window == 4096
+    qwen["sliding_window"] = None
+    assert read_config(qwen, set())[0].pattern_of(0).kind == "full"
+    layers = ["sliding_attention"] * LLAMA["num_hidden_layers"]
+    with pytest.raises(ValueError, match="layer_types is 'sliding_attention', but it must be one of full_attention"):
+        read_config({**qwen, "layer_types": layers}, set())

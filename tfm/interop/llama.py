@@ -42,7 +42,8 @@ def _read_llama(attributes: Attributes, names: Set[str]) -> ModelConfig:
 
 
 def _read_mistral(attributes: Attributes, names: Set[str]) -> ModelConfig:
-    window = attributes.take("sliding_window", default=None)
+    # a config that leaves the window out has the first Mistral's, and one that says null has none
+    window = attributes.take("sliding_window", default=None if "sliding_window" in attributes else 4096)
     pattern = _FULL if window is None else AttentionPattern("window", window=window)
     return _read_common(attributes, activation=attributes.activation("hidden_act", default="silu"),
                         attention_pattern=(pattern,))
@@ -62,11 +63,13 @@ def _read_qwen3(attributes: Attributes, names: Set[str]) -> ModelConfig:
 def _qwen_pattern(attributes: Attributes) -> tuple[AttentionPattern, ...]:
     """Full layers below `max_window_layers` and windows from there on, or as `layer_types` says."""
     layers, first = attributes.take("num_hidden_layers"), attributes.take("max_window_layers", default=28)
-    window = attributes.take("sliding_window", default=4096)
-    used = attributes.take("use_sliding_window", default=False)
+    window = attributes.take("sliding_window", default=None if "sliding_window" in attributes else 4096)
+    used = attributes.take("use_sliding_window", default=False) and window is not None
     kinds = ["sliding_attention" if used and i >= first else "full_attention" for i in range(layers)]
     kinds = attributes.take("layer_types", default=kinds)
-    known = {"full_attention": _FULL, "sliding_attention": AttentionPattern("window", window=window)}
+    known = {"full_attention": _FULL}
+    if window is not None:
+        known["sliding_attention"] = AttentionPattern("window", window=window)
     for kind in kinds:
         require(kind in known, "layer_types", kind, f"it must be one of {', '.join(known)}")
     require(len(kinds) == layers, "the length of layer_types", len(kinds), f"num_hidden_layers is {layers}")
