@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from tfm.interop.families import family_of_config, read_config
@@ -55,6 +57,23 @@ def test_old_and_new_spellings_of_rope_mean_the_same():
     old, _ = read_config({**LLAMA, "rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 4.0}}, set())
     new, _ = read_config({**LLAMA, "rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 5e5}}, set())
     assert old == new and old.position_base == 5e5 and old.rotary_scaling.factor == 4.0
+
+
+@pytest.mark.parametrize("changes", [
+    {"partial_rotary_factor": 0.5},
+    {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+])
+def test_a_part_of_a_head_is_refused_where_whole_heads_rotate(changes):
+    """transformers passes over the attribute in a Llama, so the tensors are those of another model than it says."""
+    with pytest.raises(ValueError, match=r"config.json: partial_rotary_factor is 0.5, but .* whole heads"):
+        read_config({**LLAMA, **changes}, set())
+    assert read_config({**LLAMA, "partial_rotary_factor": 1.0}, set())[0].rotary_dim is None
+
+
+def test_no_llama_is_written_for_a_model_that_rotates_a_part_of_its_heads():
+    config, _ = read_config(LLAMA, set())
+    with pytest.raises(ValueError, match=r"no Hugging Face model .* model.rotary_dim=2"):
+        family_of_config(dataclasses.replace(config, rotary_dim=2))
 
 
 def test_a_scaling_added_by_hand_is_not_overlooked():

@@ -3,6 +3,7 @@ differences in a few fields."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Set
 from typing import Any
 
@@ -88,11 +89,12 @@ def _read_gemma(attributes: Attributes, names: Set[str]) -> ModelConfig:
 
 
 def _write_common(config: ModelConfig, model_type: str, architecture: str) -> dict[str, Any]:
+    rotary = write_rotary(dataclasses.replace(config, rotary_dim=None))  # foreign ones rotate whole heads only
     return {
         "model_type": model_type, "architectures": [architecture], "vocab_size": config.vocab_size,
         "hidden_size": config.d_model, "intermediate_size": config.d_ff, "num_attention_heads": config.num_heads,
         "num_key_value_heads": config.num_kv_heads or config.num_heads, "head_dim": config.resolved_head_dim,
-        "num_hidden_layers": config.decoder_layers, "rms_norm_eps": config.norm_epsilon, **write_rotary(config),
+        "num_hidden_layers": config.decoder_layers, "rms_norm_eps": config.norm_epsilon, **rotary,
         "hidden_act": activation_name(config.activation), "attention_dropout": config.attention_dropout_rate,
         "tie_word_embeddings": config.tie_embeddings == "all", "initializer_range": config.init_std,
     }
