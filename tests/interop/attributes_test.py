@@ -76,6 +76,14 @@ def test_no_llama_is_written_for_a_model_that_rotates_a_part_of_its_heads():
         family_of_config(dataclasses.replace(config, rotary_dim=2))
 
 
+def test_a_base_changed_by_hand_is_not_overlooked():
+    """A reader of transformers 4 takes the outer one, and one of transformers 5 the inner one."""
+    written = {**LLAMA, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
+    assert read_config({**written, "rope_theta": 10000}, set())[0].position_base == 1e4
+    with pytest.raises(ValueError, match=r"rope_theta is 500000.0, but rope_parameters.rope_theta is 10000.0"):
+        read_config({**written, "rope_theta": 5e5}, set())
+
+
 def test_a_scaling_added_by_hand_is_not_overlooked():
     """As model cards advise, to a config that transformers 5 has written; transformers then takes what was added."""
     added = {**LLAMA, "rope_scaling": {"type": "yarn", "factor": 4.0}}
