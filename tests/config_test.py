@@ -78,6 +78,8 @@ def test_models_that_make_no_sense_are_refused_by_field(changes, message):
     (lambda: AttentionPattern("bigbird", block_size=-1), r"model.attention_pattern.block_size is -1"),
     (lambda: AttentionPattern("local"), r"model.attention_pattern.kind is 'local'.*window"),
     (lambda: RotaryScaling("linear", 0.5), r"model.rotary_scaling.factor is 0.5"),
+    (lambda: RotaryScaling("llama3", 8.0, low_freq_factor=4.0), "high_freq_factor is 4.0, .*above low_freq_factor=4.0"),
+    (lambda: RotaryScaling("yarn", 8.0, beta_slow=40.0), "beta_fast is 32.0, .* at least beta_slow=40.0"),
     (lambda: DataConfig(source="text"), r"data.train is \(\)"),
     (lambda: DataConfig(source="tfds"), r"data.tfds_name is ''"),
     (lambda: DataConfig(tokens_per_batch=10), r"data.tokens_per_batch is 10.*max_length=128"),

@@ -50,6 +50,10 @@ class RotaryScaling:
         require((self.kind == "factors") == bool(self.factors), "model.rotary_scaling.factors", self.factors,
                 "they go together with kind='factors'")
         require(self.factor >= 1.0, "model.rotary_scaling.factor", self.factor, "it must be at least 1")
+        require(self.high_freq_factor > self.low_freq_factor, "model.rotary_scaling.high_freq_factor",
+                self.high_freq_factor, f"it must be above low_freq_factor={self.low_freq_factor}")
+        require(self.beta_fast >= self.beta_slow, "model.rotary_scaling.beta_fast", self.beta_fast,
+                f"it must be at least beta_slow={self.beta_slow}")
 
 
 @dataclass(frozen=True)

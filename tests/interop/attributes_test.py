@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from tfm.interop.families import family_of_config, read_config
@@ -55,6 +57,31 @@ def test_old_and_new_spellings_of_rope_mean_the_same():
     old, _ = read_config({**LLAMA, "rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 4.0}}, set())
     new, _ = read_config({**LLAMA, "rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 5e5}}, set())
     assert old == new and old.position_base == 5e5 and old.rotary_scaling.factor == 4.0
+
+
+@pytest.mark.parametrize("changes", [
+    {"partial_rotary_factor": 0.5},
+    {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+])
+def test_a_part_of_a_head_is_refused_where_whole_heads_rotate(changes):
+    """transformers passes over the attribute in a Llama, so the tensors are those of another model than it says."""
+    with pytest.raises(ValueError, match=r"config.json: partial_rotary_factor is 0.5, but .* whole heads"):
+        read_config({**LLAMA, **changes}, set())
+    assert read_config({**LLAMA, "partial_rotary_factor": 1.0}, set())[0].rotary_dim is None
+
+
+def test_no_llama_is_written_for_a_model_that_rotates_a_part_of_its_heads():
+    config, _ = read_config(LLAMA, set())
+    with pytest.raises(ValueError, match=r"no Hugging Face model .* model.rotary_dim=2"):
+        family_of_config(dataclasses.replace(config, rotary_dim=2))
+
+
+def test_a_base_changed_by_hand_is_not_overlooked():
+    """A reader of transformers 4 takes the outer one, and one of transformers 5 the inner one."""
+    written = {**LLAMA, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
+    assert read_config({**written, "rope_theta": 10000}, set())[0].position_base == 1e4
+    with pytest.raises(ValueError, match=r"rope_theta is 500000.0, but rope_parameters.rope_theta is 10000.0"):
+        read_config({**written, "rope_theta": 5e5}, set())
 
 
 def test_a_scaling_added_by_hand_is_not_overlooked():
@@ -118,3 +145,22 @@ PUBLISHED = {
 def test_what_published_configs_say_is_known(name):
     config, _ = read_config(PUBLISHED[name], set())
     assert config.d_model == 8 and config.vocab_size == 11
+
+
+def test_a_window_left_out_is_that_of_transformers_and_null_is_none():
+    """`transformers.MistralConfig().sliding_window` is 4096."""
+    mistral = {**LLAMA, "model_type": "mistral"}
+    left_out, null = (read_config(values, set())[0].pattern_of(0) for values in
+                      (mistral, {**mistral, "sliding_window": None}))
+    assert (left_out.kind, left_out.window) == ("window", 4096)
+    assert null.kind == "full"
+
+
+def test_windows_of_no_width_are_none_in_qwen():
+    qwen = {**LLAMA, "model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 0}
+    assert read_config(qwen, set())[0].pattern_of(0).window == 4096
+    qwen["sliding_window"] = None
+    assert read_config(qwen, set())[0].pattern_of(0).kind == "full"
+    layers = ["sliding_attention"] * LLAMA["num_hidden_layers"]
+    with pytest.raises(ValueError, match="layer_types is 'sliding_attention', but it must be one of full_attention"):
+        read_config({**qwen, "layer_types": layers}, set())

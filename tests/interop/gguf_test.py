@@ -140,6 +140,9 @@ def test_frequencies_divided_as_the_file_says(tmp_path, model, original, base, k
     (lambda writer: writer.add_uint32("split.count", 3), "split.count is 3"),
     (lambda writer: writer.add_string("clip.projector_type", "mlp"), "not known: clip.projector_type"),
     (lambda writer: writer.add_string("llama.rope.scaling.type", "longrope"), "longrope"),
+    (lambda writer: writer.add_head_count(0), r"m\.gguf: llama\.attention\.head_count is 0, .* above 0"),
+    (lambda writer: writer.add_head_count([4, 4]), r"m\.gguf: llama\.attention\.head_count is \[4, 4\]"),
+    (lambda writer: writer.add_string("general.architecture", "mamba"), "general.architecture is 'mamba'"),
 ])
 def test_parts_of_models_and_unknown_settings_are_refused(tmp_path, model, change, message):
     write(tmp_path / "m.gguf", model, change)
@@ -155,6 +158,41 @@ def test_rope_scaling_of_the_metadata(tmp_path, model):
     write(tmp_path / "m.gguf", model, change)
     scaling = from_gguf(tmp_path / "m.gguf")[0].rotary_scaling
     assert (scaling.kind, scaling.factor) == ("linear", 2.0)
+
+
+def test_a_factor_without_a_kind_of_scaling_is_linear(tmp_path, model):
+    """As llama.cpp reads it: `rope.scaling.type` is "linear" where the file does not say."""
+    write(tmp_path / "m.gguf", model, lambda writer: writer.add_float32("llama.rope.scaling.factor", 2.0))
+    linear = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
+    scaled = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, rope_parameters=linear)).eval()
+    scaled.load_state_dict(model.state_dict())
+    config, params = from_gguf(tmp_path / "m.gguf")
+    ids = np.random.default_rng(0).integers(0, 32, (2, 9))
+    with torch.no_grad():
+        theirs = scaled(torch.tensor(ids)).logits.numpy()
+    ours = jax.jit(tfm.build(config).apply)({"params": params}, jnp.asarray(ids, jnp.int32))
+    np.testing.assert_allclose(ours, theirs, atol=2e-4)
+
+
+def test_two_scalings_at_once_are_refused(tmp_path, model):
+    def change(writer):
+        writer.add_string("llama.rope.scaling.type", "yarn")
+        writer.add_float32("llama.rope.scaling.factor", 2.0)
+        writer.add_tensor("rope_freqs.weight", np.ones(4, np.float32))
+
+    write(tmp_path / "m.gguf", model, change)
+    with pytest.raises(ValueError, match=r"m\.gguf: rope\.scaling\.type is 'yarn', but the tensor rope_freqs\.weight"):
+        from_gguf(tmp_path / "m.gguf")
+
+
+@pytest.mark.parametrize("name", ["llama.embedding_length", "llama.attention.head_count", "tokenizer.ggml.tokens",
+                                  "general.architecture"])
+def test_metadata_that_every_model_has_are_named_where_they_are_missing(tmp_path, model, name):
+    write(tmp_path / "m.gguf", model)
+    data = (tmp_path / "m.gguf").read_bytes()
+    (tmp_path / "m.gguf").write_bytes(data.replace(name.encode(), f"general.{'x' * len(name)}".encode()[:len(name)]))
+    with pytest.raises(ValueError, match=rf"m\.gguf: {name} is None"):
+        from_gguf(tmp_path / "m.gguf")
 
 
 def test_settings_of_a_tokenizer_that_nobody_knows_are_refused(tmp_path, model):

@@ -58,6 +58,9 @@ def from_gguf(path: str | Path, *, dtype: Any = None, sharding: Any = None) -> t
     tensors = _Tensors(reader, metadata)
     config, family = read_config(foreign_config(metadata, set(tensors)), set(tensors), str(path))
     if tensors.rope_factors is not None:
+        if config.rotary_scaling is not None:
+            raise ValueError(f"{path}: rope.scaling.type is {config.rotary_scaling.kind!r}, but the tensor {_FACTORS} "
+                             "divides RoPE's frequencies, too, and only one of them is supported")
         scaling = frequency_scaling(tensors.rope_factors, config)
         config = dataclasses.replace(config, rotary_scaling=scaling)
     dtype = np.float32 if dtype is None else dtype
@@ -87,8 +90,9 @@ def check_metadata(metadata: Mapping[str, Any], where: str) -> None:
     """Refuse what the file says beside its architecture and this reader does not know.
 
     Raises:
-        ValueError: a part of a model, adapters, or metadata that are not known.
+        ValueError: a part of a model, adapters, metadata that are not known, or none where every model has some.
     """
+    _check_needed(metadata, where)
     require(metadata.get("general.type", "model") == "model", f"{where}: general.type", metadata.get("general.type"),
             "it must be 'model'")
     require(metadata.get("split.count", 0) <= 1, f"{where}: split.count", metadata.get("split.count"),
@@ -96,6 +100,18 @@ def check_metadata(metadata: Mapping[str, Any], where: str) -> None:
     known = ("GGUF.", "general.", "quantize.", "split.", "tokenizer.", f"{metadata['general.architecture']}.")
     if unknown := sorted(name for name in metadata if not name.startswith(known)):
         raise ValueError(f"{where} has metadata that are not known: {', '.join(unknown)}")
+
+
+def _check_needed(metadata: Mapping[str, Any], where: str) -> None:
+    """Refuse a file without what the rest of the metadata and the tensors are read by."""
+    architecture = metadata.get("general.architecture")
+    require(architecture in _ARCHITECTURES, f"{where}: general.architecture", architecture,
+            f"it must be one of {', '.join(_ARCHITECTURES)}")
+    require("tokenizer.ggml.tokens" in metadata, f"{where}: tokenizer.ggml.tokens", None, "it must list the vocabulary")
+    for short in ("embedding_length", "attention.head_count"):
+        name = f"{architecture}.{short}"
+        value = metadata.get(name)
+        require(isinstance(value, int) and value > 0, f"{where}: {name}", value, "it must be a whole number above 0")
 
 
 def frequency_scaling(factors: np.ndarray, config: ModelConfig) -> RotaryScaling:
@@ -121,8 +137,6 @@ def frequency_scaling(factors: np.ndarray, config: ModelConfig) -> RotaryScaling
 def foreign_config(metadata: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
     """The metadata as a Hugging Face config; what has no counterpart there stays, so that it is refused."""
     architecture = metadata["general.architecture"]
-    require(architecture in _ARCHITECTURES, "general.architecture", architecture,
-            f"it must be one of {', '.join(_ARCHITECTURES)}")
     values: dict[str, Any] = {"model_type": _ARCHITECTURES[architecture], "tie_word_embeddings":
                               "lm_head.weight" not in names, "vocab_size": len(metadata["tokenizer.ggml.tokens"])}
     scaling = _rope_scaling(metadata, architecture)
@@ -143,7 +157,7 @@ def _rope_scaling(metadata: Mapping[str, Any], architecture: str) -> dict[str, A
     """The settings `rope.scaling.*` as a foreign config has them."""
     prefix = f"{architecture}.rope.scaling."
     found = {name.removeprefix(prefix): value for name, value in metadata.items() if name.startswith(prefix)}
-    kind = found.pop("type", "none")
+    kind = found.pop("type", "linear" if found.get("factor") else "none")  # so does llama.cpp
     found.pop("finetuned", None)  # says how the model came about
     names = {"factor": "factor", "original_context_length": "original_max_position_embeddings"}
     require(kind in ("none", "linear", "yarn"), f"{prefix}type", kind, "it must be none, linear or yarn")

@@ -3,6 +3,7 @@ differences in a few fields."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Set
 from typing import Any
 
@@ -42,7 +43,8 @@ def _read_llama(attributes: Attributes, names: Set[str]) -> ModelConfig:
 
 
 def _read_mistral(attributes: Attributes, names: Set[str]) -> ModelConfig:
-    window = attributes.take("sliding_window", default=None)
+    # a config that leaves the window out has the first Mistral's, and one that says null has none
+    window = attributes.take("sliding_window", default=None if "sliding_window" in attributes else 4096)
     pattern = _FULL if window is None else AttentionPattern("window", window=window)
     return _read_common(attributes, activation=attributes.activation("hidden_act", default="silu"),
                         attention_pattern=(pattern,))
@@ -62,11 +64,13 @@ def _read_qwen3(attributes: Attributes, names: Set[str]) -> ModelConfig:
 def _qwen_pattern(attributes: Attributes) -> tuple[AttentionPattern, ...]:
     """Full layers below `max_window_layers` and windows from there on, or as `layer_types` says."""
     layers, first = attributes.take("num_hidden_layers"), attributes.take("max_window_layers", default=28)
-    window = attributes.take("sliding_window", default=4096)
-    used = attributes.take("use_sliding_window", default=False)
+    window = attributes.take("sliding_window", default=None if "sliding_window" in attributes else 4096)
+    used = attributes.take("use_sliding_window", default=False) and window is not None
     kinds = ["sliding_attention" if used and i >= first else "full_attention" for i in range(layers)]
     kinds = attributes.take("layer_types", default=kinds)
-    known = {"full_attention": _FULL, "sliding_attention": AttentionPattern("window", window=window)}
+    known = {"full_attention": _FULL}
+    if window is not None:
+        known["sliding_attention"] = AttentionPattern("window", window=window)
     for kind in kinds:
         require(kind in known, "layer_types", kind, f"it must be one of {', '.join(known)}")
     require(len(kinds) == layers, "the length of layer_types", len(kinds), f"num_hidden_layers is {layers}")
@@ -85,11 +89,12 @@ def _read_gemma(attributes: Attributes, names: Set[str]) -> ModelConfig:
 
 
 def _write_common(config: ModelConfig, model_type: str, architecture: str) -> dict[str, Any]:
+    rotary = write_rotary(dataclasses.replace(config, rotary_dim=None))  # foreign ones rotate whole heads only
     return {
         "model_type": model_type, "architectures": [architecture], "vocab_size": config.vocab_size,
         "hidden_size": config.d_model, "intermediate_size": config.d_ff, "num_attention_heads": config.num_heads,
         "num_key_value_heads": config.num_kv_heads or config.num_heads, "head_dim": config.resolved_head_dim,
-        "num_hidden_layers": config.decoder_layers, "rms_norm_eps": config.norm_epsilon, **write_rotary(config),
+        "num_hidden_layers": config.decoder_layers, "rms_norm_eps": config.norm_epsilon, **rotary,
         "hidden_act": activation_name(config.activation), "attention_dropout": config.attention_dropout_rate,
         "tie_word_embeddings": config.tie_embeddings == "all", "initializer_range": config.init_std,
     }

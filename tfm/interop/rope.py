@@ -18,33 +18,43 @@ _NEEDED = {"linear": ("factor",), "dynamic": ("factor",), "llama3": ("factor", "
 """What it must say."""
 
 
-def read_rotary(attributes: Attributes, head_dim: int, *, share: float = 1.0) -> dict[str, Any]:
+def read_rotary(attributes: Attributes, head_dim: int, *, share: float | None = None) -> dict[str, Any]:
     """The fields of `ModelConfig` about RoPE.
 
     Args:
         attributes: the foreign config.
         head_dim: width of a head.
-        share: of a head that rotates where the config does not say.
+        share: of a head that rotates where the config does not say; None: the models of this family know no part.
 
     Raises:
         ValueError: a kind of scaling, or a setting of it, that is not known, or one that is missing; two spellings that
-            contradict each other.
+            contradict each other; a part of a head in a family that rotates all of it.
     """
-    base = attributes.take("rope_theta", "rotary_emb_base", default=10000.0)
-    share = attributes.take("partial_rotary_factor", "rotary_pct", default=share)
+    base = attributes.take("rope_theta", "rotary_emb_base", default=None)
+    part = attributes.take("partial_rotary_factor", "rotary_pct", default=None)
     max_positions = attributes.take("max_position_embeddings", "max_sequence_length")
     settings = _settings(attributes)
     kind = settings.pop("rope_type", "default")
-    base, share = settings.pop("rope_theta", None) or base, settings.pop("partial_rotary_factor", share)
+    base = _agreed("rope_theta", base, settings.pop("rope_theta", None)) or 10000.0
+    part = _agreed("partial_rotary_factor", part, settings.pop("partial_rotary_factor", None)) or share or 1.0
+    require(share is not None or part == 1.0, "partial_rotary_factor", part,
+            "models of this type rotate whole heads: it must be 1.0 or absent")
     require(kind in _KNOWN, "rope_scaling.rope_type", kind, f"it must be one of {', '.join(_KNOWN)}")
     for name, value in settings.items():
         require(name in _KNOWN[kind], f"rope_scaling.{name}", value, f"it is not known for rope_type {kind!r}")
     for name in _NEEDED.get(kind, ()):
         require(settings.get(name) is not None, f"rope_scaling.{name}", None, f"rope_type {kind!r} needs it")
-    width = int(head_dim * share)
+    width = int(head_dim * part)
     return {"position": "rotary", "position_base": float(base), "max_positions": max_positions,
             "rotary_dim": None if width == head_dim else width,
             "rotary_scaling": None if kind == "default" else _scaling(kind, settings, max_positions)}
+
+
+def _agreed(name: str, outer: float | None, inner: float | None) -> float | None:
+    """What a config says once or twice: by itself, and among the settings of RoPE."""
+    require(outer is None or inner is None or outer == inner, name, outer,
+            f"rope_parameters.{name} is {inner!r} beside it: remove the one that does not hold")
+    return outer if inner is None else inner
 
 
 def _settings(attributes: Attributes) -> dict[str, Any]:
