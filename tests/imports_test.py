@@ -16,7 +16,7 @@ ALLOWED = {
     "parallel": {"parallel", "config", "config_json"},
     "models": {"models", "nn", "ops", "config", "parallel"},
     "decoding": {"decoding"},
-    "data": {"data", "config"},
+    "data": {"data", "config", "config_checks"},
     "training": {"training", "models", "nn", "ops", "parallel", "config", "config_json"},
     "interop": {"interop", "models", "nn", "ops", "config", "data"},
 }

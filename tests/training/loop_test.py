@@ -132,7 +132,7 @@ def test_an_evaluation_that_fails_loses_nothing(tmp_path, whole):
 
     for steps in ([10], [10, 20]):
         with pytest.raises(OSError, match="no space left"):
-            run_toy(tmp_path, STEPS, evaluate=evaluate)
+            run_toy(tmp_path, STEPS, evaluate=evaluate, checkpoint_every=STEPS)
         assert checkpoint_steps(tmp_path) == steps and read_metrics(tmp_path)[-1]["step"] == steps[-1]
     assert same(run_toy(tmp_path, STEPS)[0], whole[1])
 

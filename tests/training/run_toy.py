@@ -20,15 +20,15 @@ from tfm.training.report import Reporter
 from tfm.training.step import ByShape, init_state, make_train_step
 
 
-def make_config(steps):
+def make_config(steps, checkpoint_every=10):
     return Config(ModelConfig(vocab_size=3), train=TrainConfig(
-        steps=steps, eval_every=10, checkpoint_every=10, log_every=5, keep=2))
+        steps=steps, eval_every=10, checkpoint_every=checkpoint_every, log_every=5, keep=2))
 
 
-def run_toy(folder, steps, *, batches=None, evaluate=None, seconds=0.0, describe=lambda batch: []):
+def run_toy(folder, steps, *, batches=None, evaluate=None, seconds=0.0, describe=lambda batch: [], checkpoint_every=10):
     """(final state, signal that stopped it)."""
-    config, mesh, optimizer = make_config(steps), make_mesh("data=1", jax.devices()[:1]), optax.adam(0.05)
-    reporter, batches = Reporter(steps), batches or Batches()
+    config, mesh = make_config(steps, checkpoint_every), make_mesh("data=1", jax.devices()[:1])
+    optimizer, reporter, batches = optax.adam(0.05), Reporter(steps), batches or Batches()
     checkpoints = Checkpoints(folder, keep=config.train.keep, say=reporter.say)
     shapes = jax.eval_shape(lambda: init_state(init, optimizer, 0, ema=True))
     shardings = state_shardings(shapes, mesh, WHOLE)
