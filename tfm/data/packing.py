@@ -19,7 +19,7 @@ _MOST_BINS = 4096  # an example is offered to every row: more rows fill no bette
 
 
 def packing_bins(rows: int, most: int | None = _MOST_BINS) -> int:
-    """Rows that are packed at a time, for batches of so many; most: None for no limit, as it was once.
+    """Rows that are packed at a time, for batches of so many; most: None for no limit, as in states without `bins`.
 
     Example:
       >>> packing_bins(4), packing_bins(1000), packing_bins(5000), packing_bins(1000, None)

@@ -40,7 +40,7 @@ class Packer:
 
     make: Callable[[int], Any]  # bins -> dataset
     bins: int
-    bins_before: int  # where a state does not say
+    bins_before: int  # what a state without `bins` counts in
 
 
 class TrainIterator(Iterator[Batch]):
